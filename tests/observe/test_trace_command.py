@@ -1,0 +1,52 @@
+"""``verl-pivot trace`` and ``verl-pivot report`` as commands."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from verl_pivot.cli import trace as commands
+from verl_pivot.observe.events import EventLog
+
+app = typer.Typer()
+app.command()(commands.trace)
+app.command()(commands.report)
+
+
+@pytest.fixture
+def run_dir(made_up_run, tmp_path):
+    now_s = [0.0]
+    with EventLog(tmp_path / "events.jsonl", now_s=lambda: now_s[0]) as log:
+        for event in made_up_run(3, 2):
+            now_s[0] = event.pop("t_s")
+            log.emit(**event)
+    return tmp_path
+
+
+def test_trace_writes_the_trace_alone(run_dir):
+    result = CliRunner().invoke(app, ["trace", str(run_dir)])
+    assert result.exit_code == 0, result.output
+    assert "ui.perfetto.dev" in result.output
+    assert json.loads((run_dir / "trace.json").read_text())["traceEvents"]
+    assert not (run_dir / "report.json").exists()
+
+
+@pytest.mark.parametrize(("options", "drawn"), [([], True), (["--no-png"], False)])
+def test_report_prints_the_summary_and_writes_the_files(run_dir, options, drawn):
+    if drawn:
+        pytest.importorskip("matplotlib")
+    result = CliRunner().invoke(app, ["report", str(run_dir), *options])
+    assert result.exit_code == 0, result.output
+    assert "made-up run" in result.output
+    assert json.loads((run_dir / "report.json").read_text())["steps"] == 2
+    assert (run_dir / "timeline.png").exists() is drawn
+
+
+@pytest.mark.parametrize("command", ["trace", "report"])
+def test_a_directory_without_a_run_is_named(tmp_path, command):
+    result = CliRunner().invoke(app, [command, str(tmp_path / "nothing")])
+    assert result.exit_code == 2
+    assert "no event log" in result.output

@@ -1,0 +1,86 @@
+"""The rollout balancer: slots come and go, requests wait instead of failing, counts stay true."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+pytest.importorskip("verl")
+
+from verl_pivot.verl_ext.balancer import ShiftBalancer
+
+
+def two_slots() -> ShiftBalancer:
+    balancer = ShiftBalancer()
+    balancer.register("a", "handle-a", slot_id=0)
+    balancer.register("b", "handle-b", slot_id=1)
+    return balancer
+
+
+def test_a_request_waits_until_a_slot_is_admitted():
+    async def scenario():
+        balancer = two_slots()
+        poked = []
+        balancer.on_demand = lambda: poked.append(True)
+        waiting = asyncio.ensure_future(balancer.acquire("r"))
+        await asyncio.sleep(0)
+        assert balancer.queued() == 1 and poked
+        balancer.admit(1)
+        assert await waiting == ("b", "handle-b")
+        assert balancer.queued() == 0 and balancer.inflight() == {0: 0, 1: 1}
+
+    asyncio.run(scenario())
+
+
+def test_masked_slots_get_nothing_and_the_least_loaded_slot_is_chosen():
+    async def scenario():
+        balancer = two_slots()
+        balancer.admit(0)
+        balancer.admit(1)
+        for request in range(4):
+            await balancer.acquire(f"r{request}")
+        assert balancer.inflight() == {0: 2, 1: 2}
+        balancer.mask(0)
+        chosen = [(await balancer.acquire(f"s{request}"))[0] for request in range(3)]
+        assert chosen == ["b"] * 3
+
+    asyncio.run(scenario())
+
+
+def test_a_sticky_request_moves_on_when_its_slot_leaves():
+    async def scenario():
+        balancer = two_slots()
+        balancer.admit(0)
+        assert (await balancer.acquire("r"))[0] == "a"
+        balancer.mask(0)
+        balancer.admit(1)
+        assert (await balancer.acquire("r"))[0] == "b"
+
+    asyncio.run(scenario())
+
+
+def test_requests_in_flight_are_counted_across_mask_and_admit():
+    async def scenario():
+        balancer = two_slots()
+        balancer.admit(0)
+        await balancer.acquire("r")
+        balancer.mask(0)
+        assert balancer.inflight()[0] == 1
+        balancer.admit(0)
+        balancer.admit(1)
+        assert (await balancer.acquire("s"))[0] == "b"
+        balancer.release_server("a")
+        assert balancer.inflight() == {0: 0, 1: 1}
+
+    asyncio.run(scenario())
+
+
+def test_a_waiter_that_gives_up_is_not_counted():
+    async def scenario():
+        balancer = two_slots()
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(balancer.acquire("r"), 0.01)
+        assert balancer.queued() == 0
+
+    asyncio.run(scenario())

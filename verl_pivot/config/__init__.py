@@ -1,0 +1,1 @@
+"""Configuration: dataclasses (``schema``), hydra groups (YAML beside this file) and checks (``checks``)."""

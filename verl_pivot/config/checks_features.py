@@ -1,0 +1,157 @@
+"""Checks of switches: what must be on, what is not supported together with resource shifting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from verl_pivot.config.findings import Finding, error, warning
+from verl_pivot.config.subject import Subject
+
+PLANNERS = ("harmonic", "static")
+ENGINE_HOSTS = ("auto", "per_replica", "shared")
+_RS = "trainer.resource_shift"
+_ROLLOUT = "actor_rollout_ref.rollout"
+_JUDGE = "reward.reward_model"
+_ACTOR = "actor_rollout_ref.actor"
+
+
+def trainer(subject: Subject) -> list[Finding]:
+    """verl's v1 trainer, and nothing unknown below our mode's node."""
+    findings = []
+    if not subject.get("trainer.use_v1", True):
+        problem = "resource shifting is a mode of verl's v1 trainer; the legacy trainer would ignore it"
+        findings.append(error("trainer.use_v1", False, problem, "leave trainer.use_v1 at true"))
+    for key, value in subject.get("trainer.v1.resource_shift", {}).items():
+        if key != "parameter_sync_step":
+            way_out = f"options of this mode are below {_RS}"
+            findings.append(error(f"trainer.v1.resource_shift.{key}", value, "there is no such option", way_out))
+    return findings
+
+
+_REFUSED: tuple[tuple[str, Any, str], ...] = (
+    ("distillation.enabled", False, "teacher models have engines of their own that no role covers"),
+    (
+        f"{_ROLLOUT}.disaggregation.enabled",
+        False,
+        "prefill and decode replicas cannot be shifted apart from each other",
+    ),
+    (f"{_JUDGE}.rollout.disaggregation.enabled", False, "prefill and decode replicas cannot be shifted apart"),
+    ("trainer.v1.sampler.custom_sampler.path", None, "the trainer brings its own sampling"),
+    (f"{_ROLLOUT}.agent.custom_async_server.path", None, "engines are served by this plugin"),
+    ("trainer.v1.separate_async.hybrid_rollout.enable_switch", False, "verl's own switch moves the same GPUs"),
+)
+"""Option, the value it must keep, why."""
+
+
+def unsupported(subject: Subject) -> list[Finding]:
+    """Features that do not work together with resource shifting yet are refused, never half done."""
+    findings = []
+    engines = [(f"{_ROLLOUT}.name", subject.get(f"{_ROLLOUT}.name"))]
+    if subject.get(f"{_JUDGE}.enable"):
+        engines.append((f"{_JUDGE}.rollout.name", subject.get(f"{_JUDGE}.rollout.name")))
+    for option, name in engines:
+        if name != "vllm":
+            findings.append(error(option, name, "only vLLM engines can be shifted", f"set {option}=vllm"))
+    for option, wanted, why in _REFUSED:
+        value = subject.get(option)
+        if bool(value) != bool(wanted):
+            shown = "null" if wanted is None else str(wanted).lower()
+            findings.append(
+                error(option, value, f"not supported with resource shifting: {why}", f"set {option}={shown}")
+            )
+    return findings + _lora(subject)
+
+
+def _lora(subject: Subject) -> list[Finding]:
+    """Adapters would reach the engines apart from the weights; merged ones are ordinary weights."""
+    model = "actor_rollout_ref.model"
+    if subject.get(f"{model}.lora.merge"):
+        return []
+    for option in (f"{model}.lora.rank", f"{model}.lora_rank", f"{model}.lora_adapter_path"):
+        value = subject.get(option)
+        if value:
+            problem = "LoRA adapters are not kept in the parameter store"
+            return [error(option, value, problem, f"train full weights, or set {model}.lora.merge=true")]
+    return []
+
+
+def planner(subject: Subject) -> list[Finding]:
+    """Values of our own node that the types alone cannot rule out."""
+    findings = []
+    for option, known in ((f"{_RS}.planner.name", PLANNERS), (f"{_RS}.engine.host", ENGINE_HOSTS)):
+        value = subject.get(option, known[0])
+        if value not in known:
+            findings.append(error(option, value, "is not known", f"choose one of {', '.join(known)}"))
+    for option in _AT_LEAST_ZERO:
+        value = subject.get(f"{_RS}.{option}", 0)
+        if value < 0:
+            findings.append(error(f"{_RS}.{option}", value, "must not be negative", "use 0 or more"))
+    for option in _POSITIVE:
+        value = subject.get(f"{_RS}.{option}", 1)
+        if value <= 0:
+            findings.append(error(f"{_RS}.{option}", value, "must be larger than 0", "leave it out for the default"))
+    floors = sum(int(subject.get(f"{_RS}.planner.{role}_floor", 0)) for role in ("rollout", "genrm"))
+    if subject.layout is not None and floors > len(subject.layout.slots):
+        problem = f"floors ask for {floors} slots, there are {len(subject.layout.slots)}"
+        findings.append(error(f"{_RS}.planner.rollout_floor + genrm_floor", floors, problem, "lower the floors"))
+    return findings
+
+
+_AT_LEAST_ZERO = ("staleness", "planner.margin", "planner.cooldown_s", "planner.immunity_s", "planner.rollout_floor")
+_AT_LEAST_ZERO += ("planner.genrm_floor", "store.reserve_bytes")
+_POSITIVE = ("planner.interval_s", "planner.window_s", "shift.drain_s", "shift.sleep_s", "shift.load_s", "shift.wake_s")
+_POSITIVE += ("shift.restart_s", "store.keep_versions", "store.shard_bytes", "judge.queue_deadline_s")
+_POSITIVE += ("judge.request_deadline_s", "judge.max_inflight_per_engine", "train.poll_interval_s")
+_POSITIVE += ("train.lease_deadline_s", "engine.kv_cache_bytes", "engine.stats_interval_s", "slots.cpu_share")
+
+
+def reward_model(subject: Subject) -> list[Finding]:
+    """The judge: there is one, verl can ask it, and it has engines."""
+    if not subject.get(f"{_JUDGE}.enable"):
+        problem = "there is no generative reward model: slots will only move between rollout and train"
+        return [warning(f"{_JUDGE}.enable", False, problem, f"set {_JUDGE}.enable=true to have responses judged")]
+    findings = []
+    if not subject.get(f"{_JUDGE}.model_path"):
+        problem = "the reward model is enabled, but no model is named"
+        findings.append(error(f"{_JUDGE}.model_path", None, problem, f"set {_JUDGE}.model_path"))
+    if not subject.get("reward.custom_reward_function.path"):
+        problem = "a generative reward model needs a reward function that writes its prompts and reads its verdicts"
+        way_out = "set reward.custom_reward_function.path (and .name) to one that posts to reward_router_address"
+        findings.append(error("reward.custom_reward_function.path", None, problem, way_out))
+    nnodes = int(subject.get(f"{_JUDGE}.nnodes", 0))
+    if subject.get(f"{_JUDGE}.enable_resource_pool") and nnodes < 1:
+        problem = "the reward model's own pool has no node"
+        way_out = f"set {_JUDGE}.nnodes, or {_JUDGE}.enable_resource_pool=false to judge on the shared slots"
+        findings.append(error(f"{_JUDGE}.nnodes", nnodes, problem, way_out))
+    return findings
+
+
+def engine_memory(subject: Subject) -> list[Finding]:
+    """On accelerators a slot changes role only if whoever leaves it gives its memory back."""
+    if subject.on_cpu:
+        return _cpu_sleep(subject)
+    findings = []
+    engines = [_ROLLOUT] + ([f"{_JUDGE}.rollout"] if subject.get(f"{_JUDGE}.enable") else [])
+    for engine in engines:
+        for switch in ("enable_sleep_mode", "free_cache_engine"):
+            if not subject.get(f"{engine}.{switch}", True):
+                problem = "engines that cannot sleep keep their memory, so their slot can never change role"
+                findings.append(error(f"{engine}.{switch}", False, problem, f"set {engine}.{switch}=true"))
+    strategy = subject.get(f"{_ACTOR}.strategy")
+    offloads = {"fsdp": "fsdp_config", "fsdp2": "fsdp_config"}.get(strategy, strategy)
+    for switch in ("param_offload", "optimizer_offload"):
+        option = f"{_ACTOR}.{offloads}.{switch}"
+        if not subject.get(option, False):
+            problem = "training GPUs are lent to rollout between updates, which needs the trainer's memory to be free"
+            findings.append(error(option, False, problem, f"set {option}=true"))
+    return findings
+
+
+def _cpu_sleep(subject: Subject) -> list[Finding]:
+    findings = []
+    for engine in [_ROLLOUT] + ([f"{_JUDGE}.rollout"] if subject.get(f"{_JUDGE}.enable") else []):
+        if subject.get(f"{engine}.enable_sleep_mode", True):
+            problem = "vLLM refuses to start with its own sleep mode on a CPU (the plugin frees the memory by itself)"
+            way_out = "add +pivot_platform@_global_=cpu, which sets all that a CPU needs"
+            findings.append(error(f"{engine}.enable_sleep_mode", True, problem, way_out))
+    return findings

@@ -1,0 +1,159 @@
+"""Checks of the configuration against the machine: models, memory, Ray's resources, platform, proxies."""
+
+from __future__ import annotations
+
+from verl_pivot.config.findings import Finding, error, warning
+from verl_pivot.config.layout import total_gpus
+from verl_pivot.config.machine import JUDGE_PATH, POLICY_PATH, STORE_DIRECTORY, ModelOnDisk
+from verl_pivot.config.subject import Subject
+
+_RS = "trainer.resource_shift"
+_JUDGE = "reward.reward_model"
+_CPU_GROUP = "+pivot_platform@_global_=cpu"
+_NUM_GPUS = "ray_kwargs.ray_init.num_gpus"
+
+
+def models(subject: Subject) -> list[Finding]:
+    """Local model folders exist and hold a model."""
+    named = [(POLICY_PATH, subject.machine.policy)]
+    if subject.get(f"{_JUDGE}.enable"):
+        named.append((JUDGE_PATH, subject.machine.judge))
+    return [finding for option, model in named if model is not None for finding in _model(option, model)]
+
+
+def _model(option: str, model: ModelOnDisk) -> list[Finding]:
+    if not model.is_local:
+        return []
+    if not model.exists:
+        return [error(option, model.path, "there is no such folder", "give a folder with a model, or a hub name")]
+    if not model.has_config:
+        return [error(option, model.path, "has no config.json", "give a folder in Hugging Face format")]
+    if model.weight_bytes is None:
+        problem = "has no weights (*.safetensors or *.bin) that could be found"
+        return [error(option, model.path, problem, "give a folder in Hugging Face format")]
+    return []
+
+
+def models_text(subject: Subject) -> str:
+    parts = []
+    for who, model in (("policy", subject.machine.policy), ("judge", subject.machine.judge)):
+        if model is not None:
+            size = _gib(model.weight_bytes) if model.weight_bytes is not None else "size not known"
+            parts.append(f"{who} {size}")
+    return ", ".join(parts)
+
+
+def store_bytes(subject: Subject) -> int | None:
+    """Bytes the parameter store will hold on the driver's node: published versions, the one being written, and the
+    judge. Sizes are those on disk; None where one is not known."""
+    policy = subject.machine.policy
+    if policy is None or policy.weight_bytes is None:
+        return None
+    total = (int(subject.get(f"{_RS}.store.keep_versions", 2)) + 1) * policy.weight_bytes
+    if subject.get(f"{_JUDGE}.enable"):
+        judge = subject.machine.judge
+        if judge is None or judge.weight_bytes is None:
+            return None
+        total += judge.weight_bytes
+    return total + int(subject.get(f"{_RS}.store.reserve_bytes", 0))
+
+
+def store(subject: Subject) -> list[Finding]:
+    """The store's directory is in memory and large enough."""
+    directory = str(subject.get(STORE_DIRECTORY))
+    findings = []
+    kind = subject.machine.store_filesystem
+    if kind not in (None, "tmpfs", "ramfs"):
+        problem = f"is on {kind}, not in memory: every shift would read weights from there"
+        findings.append(warning(STORE_DIRECTORY, directory, problem, "use a folder of a tmpfs, such as /dev/shm"))
+    needed, free = store_bytes(subject), subject.machine.store_free_bytes
+    if needed is not None and free is not None and needed > free:
+        keep = subject.get(f"{_RS}.store.keep_versions", 2)
+        problem = f"needs {_gib(needed)} ({keep}+1 policy versions, judge, reserve) and {_gib(free)} are free"
+        way_out = f"enlarge the tmpfs, lower {_RS}.store.keep_versions, or name another {STORE_DIRECTORY}"
+        findings.append(error(STORE_DIRECTORY, directory, problem, way_out))
+    return findings
+
+
+def store_text(subject: Subject) -> str:
+    needed, free = store_bytes(subject), subject.machine.store_free_bytes
+    wanted = "size not known" if needed is None else f"needs {_gib(needed)}"
+    return f"{wanted}, {_gib(free)} free" if free is not None else wanted
+
+
+def ray_gpus(subject: Subject) -> list[Finding]:
+    """Ray is told of at least as many GPUs as the pools ask for."""
+    asked = total_gpus(subject.config)
+    told = subject.get(_NUM_GPUS)
+    if told is not None and int(told) < asked:
+        problem = f"the pools ask for {asked} GPUs, Ray would have {told}"
+        return [error(_NUM_GPUS, told, problem, f"set {_NUM_GPUS}={asked}, or ask for fewer GPUs")]
+    if told is None and subject.on_cpu and "RAY_ADDRESS" not in subject.machine.environ:
+        problem = f"on the CPU platform Ray must be told how many virtual GPUs to count; the pools ask for {asked}"
+        return [error(_NUM_GPUS, None, problem, f"add {_CPU_GROUP}, or +{_NUM_GPUS}={asked}")]
+    return []
+
+
+def ray_text(subject: Subject) -> str:
+    return f"{total_gpus(subject.config)} GPUs asked for"
+
+
+def platform(subject: Subject) -> list[Finding]:
+    """Device and platform agree; CPU slots fit the cores."""
+    chosen = subject.machine.environ.get("VERL_PLATFORM", "").strip().lower()
+    device = subject.get("trainer.device")
+    if subject.on_cpu and chosen != "cpu":
+        problem = "verl picks its platform from the environment, and VERL_PLATFORM is not cpu"
+        return [error("trainer.device", device, problem, "start with VERL_PLATFORM=cpu")]
+    if chosen == "cpu" and not subject.on_cpu:
+        problem = "VERL_PLATFORM=cpu is set, but training is to run on another device"
+        return [error("trainer.device", device, problem, f"add {_CPU_GROUP}, or unset VERL_PLATFORM")]
+    return _cpu_strategy(subject) + _cores(subject) if subject.on_cpu else []
+
+
+def _cpu_strategy(subject: Subject) -> list[Finding]:
+    option = "actor_rollout_ref.actor.strategy"
+    strategy = subject.get(option)
+    if strategy == "fsdp2":
+        return []
+    problem = "only FSDP2 trains on a CPU"
+    return [error(option, strategy, problem, f"add {_CPU_GROUP}, or set {option}=fsdp2")]
+
+
+def _cores(subject: Subject) -> list[Finding]:
+    share = float(subject.get(f"{_RS}.slots.cpu_share", 0.0))
+    slots = len(subject.layout.slots) if subject.layout is not None else 0
+    wanted = share * slots
+    if wanted > subject.machine.cores:
+        problem = f"{slots} slots x {share} cores is more than the {subject.machine.cores} cores of this machine"
+        way_out = f"use a share of at most {subject.machine.cores / slots:.2f}, or fewer slots"
+        return [warning(f"{_RS}.slots.cpu_share", share, problem, way_out)]
+    return []
+
+
+def proxy(subject: Subject) -> list[Finding]:
+    """Requests to the judge's router on this machine must not go through a proxy."""
+    environ = subject.machine.environ
+    through = environ.get("http_proxy") or environ.get("HTTP_PROXY")
+    if not through:
+        return []
+    excepted = ",".join(environ.get(name, "") for name in ("no_proxy", "NO_PROXY"))
+    names = {name.strip() for name in excepted.split(",")}
+    if names & {"*", "127.0.0.1", "localhost"}:
+        return []
+    problem = "an HTTP proxy is set and loopback addresses are not excepted: requests to the judge would go through it"
+    return [error("no_proxy", environ.get("no_proxy"), problem, "add 127.0.0.1,localhost to no_proxy")]
+
+
+def drawing(subject: Subject) -> list[Finding]:
+    """The timeline can be drawn at the end of the run."""
+    option = f"{_RS}.observe.timeline_png"
+    if subject.get(option, True) and not subject.machine.can_draw:
+        return [warning(option, True, "matplotlib is not installed", f"pip install matplotlib, or set {option}=false")]
+    return []
+
+
+def _gib(size: int) -> str:
+    if size < 2**30:
+        return f"{size / 2**20:.1f} MiB"
+    return f"{size / 2**30:.1f} GiB"

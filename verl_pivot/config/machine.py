@@ -1,0 +1,116 @@
+"""What the checks need to know about this machine, gathered once so that the checks themselves stay pure."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from verl_pivot.config.lookup import select
+
+POLICY_PATH = "actor_rollout_ref.model.path"
+JUDGE_PATH = "reward.reward_model.model_path"
+STORE_DIRECTORY = "trainer.resource_shift.store.directory"
+_ENVIRONMENT = ("VERL_PLATFORM", "http_proxy", "HTTP_PROXY", "no_proxy", "NO_PROXY", "RAY_ADDRESS")
+_WEIGHT_SUFFIXES = (".safetensors", ".bin")
+
+
+@dataclass(frozen=True)
+class ModelOnDisk:
+    """A model path as given. One that looks like a hub name (``owner/name``) is not looked for."""
+
+    path: str
+    is_local: bool
+    exists: bool
+    has_config: bool
+    weight_bytes: int | None
+    """Bytes of all weights; None where they cannot be told."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The driver's machine, as far as the checks look at it."""
+
+    cores: int
+    environ: Mapping[str, str] = field(default_factory=dict)
+    store_free_bytes: int | None = None
+    store_filesystem: str | None = None
+    policy: ModelOnDisk | None = None
+    judge: ModelOnDisk | None = None
+    can_draw: bool = True
+    """matplotlib is installed."""
+
+
+def look_at_machine(config: Mapping[str, Any]) -> Machine:
+    """Read cores, environment, the store's file system and the sizes of the model files named by a plain config.
+
+    Called in the driver before Ray starts, and by the doctor. Reads only file metadata, never weights.
+    """
+    directory = Path(str(select(config, STORE_DIRECTORY, "/dev/shm")))
+    return Machine(
+        cores=len(os.sched_getaffinity(0)),
+        environ={name: os.environ[name] for name in _ENVIRONMENT if os.environ.get(name)},
+        store_free_bytes=_free_bytes(directory),
+        store_filesystem=filesystem_type(directory),
+        policy=_model(select(config, POLICY_PATH)),
+        judge=_model(select(config, JUDGE_PATH)),
+        can_draw=importlib.util.find_spec("matplotlib") is not None,
+    )
+
+
+def filesystem_type(path: Path, mounts: str | None = None) -> str | None:
+    """Type of the file system that holds ``path`` (``tmpfs``, ``ext4``, ...); None where it cannot be told."""
+    if mounts is None:
+        try:
+            mounts = Path("/proc/mounts").read_text()
+        except OSError:
+            return None
+    resolved = str(path.resolve())
+    best: tuple[int, str | None] = (-1, None)
+    for line in mounts.splitlines():
+        parts = line.split(" ")
+        if len(parts) < 3:
+            continue
+        point = parts[1].replace("\\040", " ")
+        inside = point == "/" or resolved == point or resolved.startswith(point + "/")
+        # a later mount on the same point hides an earlier one
+        if inside and len(point) >= best[0]:
+            best = (len(point), parts[2])
+    return best[1]
+
+
+def _free_bytes(directory: Path) -> int | None:
+    for candidate in (directory, *directory.parents):
+        if candidate.exists():
+            return shutil.disk_usage(candidate).free
+    return None
+
+
+def _model(path: str | None) -> ModelOnDisk | None:
+    if not path:
+        return None
+    folder = Path(path).expanduser()
+    # "owner/name" may be a hub name; anything else with a slash is meant as a path
+    is_local = folder.exists() or path.startswith(("/", "~", ".")) or path.count("/") > 1
+    if not folder.is_dir():
+        return ModelOnDisk(path, is_local, False, False, None)
+    return ModelOnDisk(path, True, True, (folder / "config.json").is_file(), _weight_bytes(folder))
+
+
+def _weight_bytes(folder: Path) -> int | None:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            return int(json.loads(index.read_text())["metadata"]["total_size"])
+        except (ValueError, KeyError, TypeError):
+            return None
+    for suffix in _WEIGHT_SUFFIXES:
+        sizes = [file.stat().st_size for file in folder.glob(f"*{suffix}")]
+        if sizes:
+            return sum(sizes)
+    return None

@@ -1,0 +1,141 @@
+"""What a decision may look at: a frozen view of the whole system at one instant.
+
+Built by the runtime's controller (control-plane process) and by the simulator; read by planners.
+Nothing here acts, blocks or knows the wall clock: time comes in as ``now_s``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from verl_pivot.core.costs import DecodeCost, ShiftCosts
+
+
+class Role(str, Enum):
+    """What a slot works on. A slot has exactly one role unless it is shifting or failed."""
+
+    ROLLOUT = "rollout"
+    GENRM = "genrm"
+    TRAIN = "train"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class SlotStatus(str, Enum):
+    """``serving``: has its role. ``shifting``: between two roles. ``failed``: belongs to nobody."""
+
+    SERVING = "serving"
+    SHIFTING = "shifting"
+    FAILED = "failed"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class LeaseState(str, Enum):
+    """The trainer's right to its slots: not wanted, asked for and not yet granted, or held."""
+
+    FREE = "free"
+    WANTED = "wanted"
+    HELD = "held"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class ReplicaLoad:
+    """Load of the awake engines of one slot, as they last reported it."""
+
+    running: int = 0
+    """Sequences in the decode batch."""
+    waiting: int = 0
+    """Sequences admitted by the engine and not yet scheduled."""
+    context_tokens: int = 0
+    """Tokens (prompt and generated) of all running sequences."""
+    tokens_per_s: float = 0.0
+    """Generated tokens per second over the last report interval."""
+    kv_usage: float = 0.0
+    """Share of the KV pool in use, 0 to 1."""
+
+    @property
+    def sequences(self) -> int:
+        return self.running + self.waiting
+
+
+@dataclass(frozen=True)
+class SlotView:
+    """One slot at one instant."""
+
+    slot_id: int
+    role: Role
+    """Current role; while shifting, the role it came from."""
+    status: SlotStatus
+    can_host: frozenset[Role]
+    """Roles this slot has engines (or the actor) for."""
+    since_s: float
+    """When it took its present role (``now_s`` time base)."""
+    load: ReplicaLoad = field(default_factory=ReplicaLoad)
+    target: Role | None = None
+    """While shifting, the role it goes to."""
+
+    @property
+    def effective_role(self) -> Role | None:
+        """Where this slot's capacity will be once shifts in flight end; None when failed."""
+        if self.status is SlotStatus.FAILED:
+            return None
+        return self.target if self.status is SlotStatus.SHIFTING and self.target else self.role
+
+
+@dataclass(frozen=True)
+class RoleDemand:
+    """Work that waits for a role outside its engines."""
+
+    queued: int = 0
+    """Requests that no engine has accepted yet."""
+    inflight: int = 0
+    """Requests given to an engine and not yet answered."""
+
+    @property
+    def total(self) -> int:
+        return self.queued + self.inflight
+
+
+@dataclass(frozen=True)
+class TrainView:
+    """The training unit."""
+
+    lease: LeaseState = LeaseState.FREE
+    groups_ready: int = 0
+    groups_needed: int = 0
+    """Groups that the next (mini-)batch takes."""
+    update_s: float | None = None
+    """Smoothed seconds of one update with its publish; None before the first."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All that a decision may look at."""
+
+    now_s: float
+    slots: tuple[SlotView, ...]
+    demand: Mapping[Role, RoleDemand]
+    """For ``rollout`` and ``genrm``."""
+    train: TrainView
+    decode: Mapping[Role, DecodeCost]
+    """Fitted decode cost of one engine of each inference role; absent until enough was measured."""
+    shift_costs: ShiftCosts
+    policy_version: int = 0
+    last_shift_s: float | None = None
+    """When the last shift began; None before the first."""
+
+    def serving(self, role: Role) -> tuple[SlotView, ...]:
+        """Slots that have ``role`` now (not shifting, not failed)."""
+        return tuple(s for s in self.slots if s.status is SlotStatus.SERVING and s.role is role)
+
+    def effective(self, role: Role) -> tuple[SlotView, ...]:
+        """Slots that have ``role`` or are on their way to it."""
+        return tuple(s for s in self.slots if s.effective_role is role)

@@ -1,0 +1,1 @@
+"""Acting: slots, the shift transaction and the controller. Speaks to the outside through ``ports``."""

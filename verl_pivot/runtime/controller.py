@@ -1,0 +1,275 @@
+"""The controller: looks, lets the planner decide, and has the plan carried out.
+
+Owns the slots' state, the trainer's lease and the background tasks of a run; holds no engine and no weights itself.
+Lives in the control-plane process, in the event loop that also runs balancer and judge router, so that a change of
+state and what follows from it happen between two awaits. Never waits for an engine without a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from verl_pivot.config.schema import ResourceShiftConfig
+from verl_pivot.core.plan import Planner
+from verl_pivot.core.snapshot import Role, Snapshot, TrainView
+from verl_pivot.runtime.executor import Executor
+from verl_pivot.runtime.lease import Lease
+from verl_pivot.runtime.ports import AdmissionPort, Clock, EnginePort, EventSink
+from verl_pivot.runtime.slots import Slot, SlotTable
+from verl_pivot.runtime.snapshots import LoadMonitor, LostEngine, demand_of
+from verl_pivot.runtime.steps import ShiftPorts
+from verl_pivot.runtime.tasks import TaskSet
+
+logger = logging.getLogger(__name__)
+
+PLAN_SPACING_S = 0.02
+"""Least time between two plans: a thousand requests that queue up in one burst ask for one."""
+LOAD_EVENT_SPACING_S = 0.5
+STATS_TIMEOUT_S = 2.0
+UPDATE_SMOOTHING = 0.3
+
+
+class Controller:
+    """Moves slots between roles while a run goes on.
+
+    Args:
+        table: all slots, engines asleep.
+        engines: one port for each (slot, inference role) that the slots can host.
+        admissions: who hands requests to the engines of each inference role.
+        planner: the decision rule.
+        config: ``trainer.resource_shift``.
+        events: the run's event log.
+        clock: the run's clock; ``t_start_s`` of events is in its time.
+
+    An error inside the planner or a bug in a background task stops the controller: every later call, and every
+    trainer that waits for the lease, gets a RuntimeError that names it.
+    """
+
+    def __init__(
+        self,
+        table: SlotTable,
+        engines: Mapping[tuple[int, Role], EnginePort],
+        admissions: Mapping[Role, AdmissionPort],
+        planner: Planner,
+        config: ResourceShiftConfig,
+        events: EventSink,
+        clock: Clock,
+    ) -> None:
+        _require_ports(table, engines, admissions)
+        self._table, self._admissions, self._planner = table, admissions, planner
+        self._config, self._events, self._clock = config, events, clock
+        self._tasks = TaskSet(self._on_task_error)
+        self._lease = Lease(lambda: [s.describe() for s in table.blocking_training()], events, self.poke)
+        ports = ShiftPorts(engines, admissions, clock, config.shift, self._version_of, events, config.staleness)
+        self._executor = Executor(table, ports, self._lease, self._tasks, self.poke)
+        self._monitor = LoadMonitor(
+            table,
+            engines,
+            clock,
+            timeout_s=STATS_TIMEOUT_S,
+            silence_s=config.shift.drain_s,
+            hides_dead=not config.shift.restart_failed,
+        )
+        self._version: int | None = None
+        self._publishing = asyncio.Lock()
+        self._groups = (0, 0)
+        self._update_s: float | None = None
+        self._reason_class: str | None = None
+        self._poked = asyncio.Event()
+        self._examined: set[int] = set()
+        self._error: BaseException | None = None
+        self._stopped = False
+
+    # ---- the run ------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Bring every slot to its first role, then begin to plan.
+
+        A slot that does not come up is failed and restarted in the background. Raises RuntimeError when a role that
+        slots should begin with has none; ``stop`` then cleans up.
+        """
+        self._check_alive()
+        self._mask_all()
+        await self._executor.bring_up_all()
+        self._check_alive()
+        missing = {s.first_role for s in self._table.values()} - self._table.served_roles()
+        if missing:
+            slots = "; ".join(s.describe() for s in self._table.values() if s.first_role in missing)
+            raise RuntimeError(f"no slot came up in role {', '.join(sorted(map(str, missing)))}: {slots}")
+        self._tasks.spawn(self._watch())
+        self._tasks.spawn(self._plan_forever())
+
+    async def stop(self) -> None:
+        """Mask all slots and end every task. Engines stay as they are; whoever waits for the lease gets an error."""
+        self._stopped = True
+        self._lease.close(RuntimeError("the controller was stopped"))
+        await self._tasks.cancel_all()
+        self._mask_all()
+
+    def poke(self) -> None:
+        """Something changed: plan now instead of at the next interval. Costs nothing when called often."""
+        self._poked.set()
+
+    # ---- the trainer --------------------------------------------------------------------------------------------
+
+    async def acquire_train(self, groups_ready: int, groups_needed: int) -> float:
+        """Wait until training has all its slots; returns the seconds waited. Raises LeaseTimeout after
+        ``train.lease_deadline_s``."""
+        self._check_alive()
+        self.train_progress(groups_ready, groups_needed)
+        started_s = self._clock.now_s()
+        await self._lease.acquire(self._config.train.lease_deadline_s)
+        return self._clock.now_s() - started_s
+
+    async def release_train(self, update_s: float | None) -> None:
+        """Training gives its slots back; ``update_s`` is what the update took, None when there was none."""
+        self._check_alive()
+        if update_s is not None:
+            old_s = update_s if self._update_s is None else self._update_s
+            self._update_s = old_s + UPDATE_SMOOTHING * (update_s - old_s)
+        self._groups = (0, self._groups[1])
+        self._lease.release()
+
+    def train_progress(self, groups_ready: int, groups_needed: int) -> None:
+        """How far the next (mini-)batch is. A batch that just became ready triggers a plan."""
+        became_ready = groups_ready >= groups_needed and self._groups[0] < self._groups[1]
+        self._groups = (groups_ready, groups_needed)
+        if became_ready:
+            self.poke()
+
+    async def publish(self, version: int) -> dict[int, int]:
+        """The store holds policy ``version``: make every awake rollout engine serve it, and return slot -> version.
+
+        When this returns no admitted rollout engine has an older version; slots that come back to rollout later load
+        the newest. At staleness 0 all engines load at once, since nothing runs; else a quarter of them at a time.
+        Engines that do not take the version are failed and missing from the result. May be called before ``start``.
+        Raises ValueError for a version older than the present one.
+        """
+        self._check_alive()
+        async with self._publishing:
+            if self._version is not None and version < self._version:
+                raise ValueError(f"version {version} was published after version {self._version}")
+            self._version = version
+            share = 1 if self._config.staleness == 0 else 4
+            await self._executor.serve_version(version, at_once=max(1, len(self._table) // share))
+        self._check_alive()
+        return {s.slot_id: v for s in self._table.serving(Role.ROLLOUT) if (v := s.versions[Role.ROLLOUT]) is not None}
+
+    # ---- lost engines -------------------------------------------------------------------------------------------
+
+    def engine_lost(self, slot_id: int, role: Role, error: str) -> None:
+        """The engine's process is known to be gone: its slot fails now, if it serves with it, and recovers."""
+        self._lose(LostEngine(self._table[slot_id], role, error, is_dead=True))
+
+    def suspect(self, slot_id: int, role: Role, error: str) -> None:
+        """A client had trouble with this engine: ask the engine itself, at once."""
+        slot = self._table[slot_id]
+        if slot.is_serving(role) and slot_id not in self._examined and not self._stopped:
+            self._examined.add(slot_id)
+            self._tasks.spawn(self._examine(slot, error))
+
+    async def _examine(self, slot: Slot, suspicion: str) -> None:
+        try:
+            lost = await self._monitor.ask(slot)
+        finally:
+            self._examined.discard(slot.slot_id)
+        if lost is not None:
+            self._lose(replace(lost, error=f"{suspicion}: {lost.error}"))
+
+    def _lose(self, lost: LostEngine) -> None:
+        if not self._stopped:
+            self._executor.lose(lost)
+
+    # ---- looking and planning -----------------------------------------------------------------------------------
+
+    def snapshot(self) -> Snapshot:
+        """All that the planner sees, as of now."""
+        return Snapshot(
+            now_s=self._clock.now_s(),
+            slots=self._monitor.views(),
+            demand=demand_of(self._admissions),
+            train=TrainView(self._lease.state, *self._groups, update_s=self._update_s),
+            decode=self._monitor.decode_costs(),
+            shift_costs=self._executor.costs(),
+            policy_version=self._version or 0,
+            last_shift_s=self._executor.last_shift_s,
+        )
+
+    def status(self) -> dict[str, Any]:
+        """Plain values for people and tests."""
+        demand = demand_of(self._admissions)
+        return {
+            "slots": {slot.slot_id: slot.as_dict() for slot in self._table.values()},
+            "lease": str(self._lease.state),
+            "policy_version": self._version,
+            "queued": {str(role): waiting.queued for role, waiting in demand.items()},
+            "inflight": {str(role): waiting.inflight for role, waiting in demand.items()},
+            "error": None if self._error is None else repr(self._error),
+        }
+
+    async def _plan_forever(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            self._poked.clear()
+            self._plan_once()
+            await asyncio.sleep(PLAN_SPACING_S)
+            timer = loop.call_later(self._config.planner.interval_s, self.poke)
+            try:
+                await self._poked.wait()
+            finally:
+                timer.cancel()
+
+    def _plan_once(self) -> None:
+        """Look, decide and begin without an await between: what was decided still holds when it begins."""
+        plan = self._planner.plan(self.snapshot())
+        reason_class = re.sub(r"[-+]?\d+(\.\d+)?", "#", plan.reason)
+        if plan.shifts or reason_class != self._reason_class:
+            self._reason_class = reason_class
+            self._events.emit("plan", reason=plan.reason, shifts=len(plan.shifts))
+        for shift in plan.shifts:
+            self._executor.begin(shift)
+
+    async def _watch(self) -> None:
+        emitted_s = float("-inf")
+        while True:
+            for lost in await self._monitor.collect():
+                self._lose(lost)
+            if self._clock.now_s() - emitted_s >= LOAD_EVENT_SPACING_S:
+                emitted_s = self._clock.now_s()
+                self._events.emit("load", **self._monitor.event(demand_of(self._admissions)))
+            await asyncio.sleep(self._config.engine.stats_interval_s)
+
+    # ---- plumbing -----------------------------------------------------------------------------------------------
+
+    def _version_of(self, role: Role) -> int | None:
+        return self._version if role is Role.ROLLOUT else None
+
+    def _mask_all(self) -> None:
+        for slot in self._table.values():
+            self._executor.mask(slot)
+
+    def _on_task_error(self, error: BaseException) -> None:
+        logger.error("the controller stopped working", exc_info=error)
+        if self._error is None:
+            self._error = error
+            self._lease.close(RuntimeError(f"the controller stopped working: {error!r}"))
+
+    def _check_alive(self) -> None:
+        if self._error is not None:
+            raise RuntimeError(f"the controller stopped working: {self._error!r}") from self._error
+        if self._stopped:
+            raise RuntimeError("the controller was stopped")
+
+
+def _require_ports(
+    table: SlotTable, engines: Mapping[tuple[int, Role], EnginePort], admissions: Mapping[Role, AdmissionPort]
+) -> None:
+    for slot in table.values():
+        for role in slot.inference_roles:
+            if (slot.slot_id, role) not in engines or role not in admissions:
+                raise ValueError(f"slot {slot.slot_id} can host {role}, but got no engine or no admission for it")

@@ -1,0 +1,129 @@
+"""What the controller sees: loads that engines report, decode costs learned from them, and the frozen snapshot."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from verl_pivot.core.costs import DecodeCost, DecodeCostFitter
+from verl_pivot.core.snapshot import ReplicaLoad, Role, RoleDemand, SlotStatus, SlotView
+from verl_pivot.runtime.ports import AdmissionPort, Clock, EngineDead, EngineError, EnginePort
+from verl_pivot.runtime.slots import EngineState, Slot, SlotTable
+from verl_pivot.runtime.steps import within
+
+INFERENCE_ROLES = (Role.ROLLOUT, Role.GENRM)
+
+
+@dataclass(frozen=True)
+class LostEngine:
+    """An engine that was serving and does not any more."""
+
+    slot: Slot
+    role: Role
+    error: str
+    is_dead: bool
+    """Its process is gone; else it is there but silent."""
+
+
+class LoadMonitor:
+    """Asks awake engines for their load, all at once, and learns each role's decode cost from the answers.
+
+    ``timeout_s`` bounds one question; an engine that leaves all questions of ``silence_s`` unanswered counts as lost.
+    ``hides_dead``: dead engines are not offered to the planner, because nothing will restart them.
+    """
+
+    def __init__(
+        self,
+        table: SlotTable,
+        engines: Mapping[tuple[int, Role], EnginePort],
+        clock: Clock,
+        *,
+        timeout_s: float,
+        silence_s: float,
+        hides_dead: bool,
+    ) -> None:
+        self._table = table
+        self._engines = engines
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._silence_s = silence_s
+        self._hides_dead = hides_dead
+        self._loads: dict[int, tuple[int, ReplicaLoad]] = {}
+        self._heard: dict[int, tuple[int, float]] = {}
+        self._fitters = {role: DecodeCostFitter() for role in INFERENCE_ROLES}
+
+    async def collect(self) -> list[LostEngine]:
+        """One round over all serving engines; returns those found lost."""
+        serving = [slot for role in INFERENCE_ROLES for slot in self._table.serving(role)]
+        answers = await asyncio.gather(*(self.ask(slot) for slot in serving))
+        return [lost for lost in answers if lost is not None]
+
+    async def ask(self, slot: Slot) -> LostEngine | None:
+        """Ask one serving engine. An answer that comes after the slot moved on is dropped."""
+        role, epoch = slot.role, slot.epoch
+        heard_epoch, heard_s = self._heard.get(slot.slot_id, (-1, 0.0))
+        if heard_epoch != epoch:
+            heard_s = self._clock.now_s()
+            self._heard[slot.slot_id] = (epoch, heard_s)
+        what = f"slot {slot.slot_id} {role}: load report"
+        try:
+            load = await within(self._timeout_s, what, None, self._engines[slot.slot_id, role].stats())
+        except EngineDead as error:
+            return LostEngine(slot, role, str(error), True) if slot.epoch == epoch else None
+        except EngineError as error:
+            silent_s = self._clock.now_s() - heard_s
+            if slot.epoch != epoch or silent_s < self._silence_s:
+                return None
+            return LostEngine(slot, role, f"no load report for {silent_s:.1f} s; last: {error}", False)
+        if slot.epoch == epoch:
+            now_s = self._clock.now_s()
+            self._heard[slot.slot_id] = (epoch, now_s)
+            self._loads[slot.slot_id] = (epoch, load)
+            self._fitters[role].add(load.running, load.context_tokens, load.tokens_per_s, now_s)
+        return None
+
+    def load_of(self, slot: Slot) -> ReplicaLoad:
+        """Last report of the slot's serving engine; zeros when it has not reported since it took its role."""
+        epoch, load = self._loads.get(slot.slot_id, (-1, ReplicaLoad()))
+        return load if epoch == slot.epoch else ReplicaLoad()
+
+    def decode_costs(self) -> dict[Role, DecodeCost]:
+        """Fitted cost by role; a role without enough reports is absent."""
+        fits = {role: fitter.fit() for role, fitter in self._fitters.items()}
+        return {role: fit for role, fit in fits.items() if fit is not None}
+
+    def views(self) -> tuple[SlotView, ...]:
+        return tuple(self._view(slot) for slot in self._table.values())
+
+    def event(self, demand: Mapping[Role, RoleDemand]) -> dict[str, Any]:
+        """Fields of a ``load`` event."""
+        slots = {}
+        for slot in self._table.values():
+            load = self.load_of(slot)
+            slots[str(slot.slot_id)] = {
+                "role": str(slot.role),
+                "status": str(slot.status),
+                "running": load.running,
+                "waiting": load.waiting,
+                "tokens_per_s": load.tokens_per_s,
+            }
+        return {"slots": slots, "queued": {str(role): d.queued for role, d in demand.items()}}
+
+    def _view(self, slot: Slot) -> SlotView:
+        dead = {r for r, state in slot.engines.items() if state is EngineState.DEAD} if self._hides_dead else set()
+        return SlotView(
+            slot_id=slot.slot_id,
+            role=slot.role,
+            status=slot.status,
+            can_host=slot.can_host - dead,
+            since_s=slot.since_s,
+            load=self.load_of(slot),
+            target=slot.target if slot.status is SlotStatus.SHIFTING else None,
+        )
+
+
+def demand_of(admissions: Mapping[Role, AdmissionPort]) -> dict[Role, RoleDemand]:
+    """Work that waits outside the engines, by inference role."""
+    return {role: RoleDemand(port.queued(), sum(port.inflight().values())) for role, port in admissions.items()}

@@ -1,0 +1,1 @@
+"""Everything that touches verl and Ray. Importing this package imports neither."""

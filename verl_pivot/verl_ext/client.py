@@ -1,0 +1,120 @@
+"""The client that agent loops generate through: a sequence whose server leaves goes on elsewhere, at once.
+
+Runs in agent-loop workers. Subclasses verl/workers/rollout/llm_server.py:150 (FullyAsyncLLMServerClient), whose resume
+sleeps one second each time and fails when no server is there.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import ray
+from verl.utils.tokenizer import normalize_token_ids
+from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
+from verl.workers.rollout.replica import TokenOutput
+
+logger = logging.getLogger(__name__)
+
+ABORTED = ("aborted", "abort")
+
+
+class ShiftLLMServerClient(FullyAsyncLLMServerClient):
+    """Generates one response across as many servers as it takes, within its token budget."""
+
+    async def generate(
+        self,
+        request_id: str,
+        *,
+        prompt_ids: list[int],
+        sampling_params: dict[str, Any],
+        **kwargs: Any,
+    ) -> TokenOutput:
+        """Generate until the response is finished.
+
+        Each attempt resumes from prompt + tokens so far with the budget that is left; every token keeps the logprob
+        of the version that made it. A server that dies costs the tokens of its own attempt only.
+
+        Returns:
+            The whole response, with ``extra_fields`` ``global_steps``, ``min_global_steps``, ``max_global_steps``
+            (policy versions) and ``num_resumes``.
+        """
+        prompt_ids = normalize_token_ids(prompt_ids)
+        limit_key, budget = self._budget(sampling_params)
+        response = TokenOutput(token_ids=[], log_probs=[], num_preempted=0)
+        versions: list[int] = []
+        num_cached_tokens, resumes = None, 0
+        while True:
+            attempt_params = dict(sampling_params)
+            if budget is not None:
+                attempt_params[limit_key] = budget - len(response.token_ids)
+            output = await self._attempt(request_id, prompt_ids + response.token_ids, attempt_params, kwargs)
+            if output is not None:
+                _append(response, output)
+                if output.token_ids and (version := output.extra_fields.get("global_steps")) is not None:
+                    versions.append(version)
+                if num_cached_tokens is None:
+                    num_cached_tokens = output.extra_fields.get("num_cached_tokens")
+                if budget is not None and len(response.token_ids) >= budget:
+                    response.stop_reason = "length" if output.stop_reason in ABORTED else output.stop_reason
+                    break
+                if output.stop_reason not in ABORTED:
+                    break
+            resumes += 1
+        response.extra_fields.update(
+            global_steps=versions[-1] if versions else None,
+            min_global_steps=min(versions, default=None),
+            max_global_steps=max(versions, default=None),
+            num_cached_tokens=num_cached_tokens,
+            num_resumes=resumes,
+        )
+        return response
+
+    async def _attempt(
+        self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], kwargs: dict[str, Any]
+    ) -> TokenOutput | None:
+        """One try on one server; None when the server was lost with its tokens."""
+        try:
+            return await LLMServerClient.generate(
+                self, request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **kwargs
+            )
+        except (ray.exceptions.RayActorError, ray.exceptions.RayTaskError) as error:
+            if not _engine_is_gone(error):
+                raise
+            logger.warning("rollout engine lost while generating %s; its sequence starts again elsewhere", request_id)
+            await self._load_balancer.report_lost.remote(request_id)
+            return None
+
+    def _budget(self, sampling_params: dict[str, Any]) -> tuple[str, int | None]:
+        """The key and value of the token limit; without one, verl's configured response length counts."""
+        for key in ("max_tokens", "max_new_tokens"):
+            if sampling_params.get(key) is not None:
+                return key, int(sampling_params[key])
+        return "max_tokens", self._configured_response_length()
+
+    async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:
+        return await LLMServerClient._acquire_server(self, request_id, **extra)
+
+
+def _append(response: TokenOutput, output: TokenOutput) -> None:
+    response.token_ids.extend(output.token_ids)
+    if output.log_probs is not None:
+        response.log_probs.extend(output.log_probs)
+    if output.routed_experts is not None and len(output.token_ids) > 0:
+        routed = output.routed_experts
+        if response.routed_experts is None:
+            response.routed_experts = routed
+        else:
+            response.routed_experts = np.concatenate([response.routed_experts, routed[-len(output.token_ids) :]])
+    response.num_preempted += output.num_preempted or 0
+    response.stop_reason = output.stop_reason
+    for key, value in output.extra_fields.items():
+        response.extra_fields.setdefault(key, value)
+
+
+def _engine_is_gone(error: Exception) -> bool:
+    """True when the engine process or the actor that held it died, as opposed to a request it refused."""
+    if isinstance(error, ray.exceptions.RayActorError):
+        return True
+    return type(getattr(error, "cause", None)).__name__ in ("EngineDeadError", "EngineGone")

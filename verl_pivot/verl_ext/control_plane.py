@@ -1,0 +1,260 @@
+"""The control plane: one Ray actor that holds balancer, judge router and controller in one event loop.
+
+Masking a slot, aborting its sequences and admitting them elsewhere are then steps of one process, not messages between
+four. Agent loops call it as verl's balancer, reward workers reach its HTTP router, the trainer asks for its lease and
+publishes versions here. It owns no engine and no weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from verl_pivot.config.schema import ResourceShiftConfig
+from verl_pivot.core.registry import PlannerSettings, make_planner
+from verl_pivot.core.snapshot import Role
+from verl_pivot.observe.events import EventLog
+from verl_pivot.observe.metrics import RunningMetrics
+from verl_pivot.runtime.controller import Controller
+from verl_pivot.runtime.cpu_share import CpuShares
+from verl_pivot.runtime.slots import Slot, SlotTable
+from verl_pivot.store import ParameterStore
+from verl_pivot.verl_ext.balancer import ShiftBalancer
+from verl_pivot.verl_ext.engines import EngineGroup, ServerRecord
+
+
+@dataclass
+class SlotDescription:
+    """What the trainer tells about one slot after launching its engines."""
+
+    slot_id: int
+    first_role: str
+    can_host: tuple[str, ...]
+    servers: dict[str, list[tuple[str, Any, str]]] = field(default_factory=dict)
+    """For each inference role: (server id, handle, HTTP url)."""
+
+
+class ControlPlane:
+    """Async Ray actor.
+
+    Args:
+        config: ``trainer.resource_shift``.
+        run_dir: where events go.
+        store_dir: this run's folder in the parameter store (owned by the trainer process).
+        t0_unix_s: start of the run, common to all its event logs.
+        with_judge: whether a generative reward model takes part.
+        cpu_slots: number of slots with a fixed CPU share; 0 on GPUs.
+    """
+
+    def __init__(
+        self,
+        config: ResourceShiftConfig,
+        run_dir: str,
+        store_dir: str,
+        t0_unix_s: float,
+        with_judge: bool,
+        cpu_slots: int,
+    ) -> None:
+        self._config = config
+        self._log = EventLog(Path(run_dir) / "events.jsonl", t0_unix_s=t0_unix_s)
+        self._metrics = RunningMetrics()
+        self._log.subscribe(self._metrics.observe)
+        self._store = ParameterStore.attach(store_dir, config.store)
+        self._balancer = ShiftBalancer()
+        self._router: Any = None
+        self._with_judge = with_judge
+        self._shares = CpuShares.create(Path(store_dir).name, cpu_slots, config.slots.cpu_share) if cpu_slots else None
+        self._controller: Controller | None = None
+        self._groups: dict[tuple[int, Role], EngineGroup] = {}
+        self._lost_reports: set[asyncio.Task[None]] = set()
+
+    # ---- wiring -------------------------------------------------------------------------------------------------
+
+    async def start_router(self) -> str | None:
+        """Serve the judge's HTTP API; returns ``host:port``, or None without a judge."""
+        if not self._with_judge:
+            return None
+        from verl.workers.rollout.utils import run_uvicorn
+
+        from verl_pivot.verl_ext.judge_router import JudgeRouter
+
+        self._router = JudgeRouter(self._config.judge)
+        address = ray.util.get_node_ip_address().strip("[]")
+        port, self._router_task = await run_uvicorn(self._router.app, None, address)
+        return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+    async def configure(self, slots: list[SlotDescription], run_start: dict[str, Any]) -> None:
+        """Take over the launched engines, all asleep, and build the controller."""
+        table = SlotTable(
+            Slot(s.slot_id, Role(s.first_role), frozenset(Role(role) for role in s.can_host)) for s in slots
+        )
+        admissions: dict[Role, Any] = {Role.ROLLOUT: self._balancer}
+        if self._router is not None:
+            admissions[Role.GENRM] = self._router
+        for description in slots:
+            for role_name, servers in description.servers.items():
+                self._adopt(description.slot_id, Role(role_name), servers, admissions)
+        self._log.emit("run_start", **run_start)
+        self._controller = Controller(
+            table=table,
+            engines=self._groups,
+            admissions=admissions,
+            planner=make_planner(self._config.planner.name, PlannerSettings(**_planner_fields(self._config))),
+            config=self._config,
+            events=self._log,
+            clock=self._log,
+        )
+        self._balancer.on_demand = self._controller.poke
+        if self._router is not None:
+            self._router.on_demand = self._controller.poke
+            self._router.on_suspect = lambda slot_id, error: self._running().suspect(slot_id, Role.GENRM, error)
+        await self._place_engines()
+
+    def _adopt(
+        self, slot_id: int, role: Role, servers: list[tuple[str, Any, str]], admissions: dict[Role, Any]
+    ) -> None:
+        records = [ServerRecord(server_id, handle, url) for server_id, handle, url in servers]
+        for record in records:
+            if role is Role.ROLLOUT:
+                self._balancer.register(record.server_id, record.handle, slot_id)
+            else:
+                self._router.register(record.url, slot_id)
+        self._groups[slot_id, role] = EngineGroup(
+            slot_id,
+            role,
+            records,
+            self._store,
+            "policy" if role is Role.ROLLOUT else "judge",
+            admissions[role],
+            lambda record, old_url: self._on_relaunch(slot_id, role, record, old_url),
+        )
+
+    async def _place_engines(self) -> None:
+        if self._shares is None:
+            return
+        for (slot_id, _), group in self._groups.items():
+            for pid in await group.pids():
+                self._shares.place(slot_id, pid)
+
+    def _on_relaunch(self, slot_id: int, role: Role, record: ServerRecord, old_url: str) -> None:
+        if role is Role.GENRM:
+            self._router.register(record.url, slot_id, replaces=old_url)
+        if self._shares is not None:
+            task = asyncio.ensure_future(self._place_engines())
+            self._lost_reports.add(task)
+            task.add_done_callback(self._lost_reports.discard)
+
+    async def place_trainer(self, pids_of_slot: dict[int, list[int]]) -> str:
+        """Put the actor's processes into their slots' CPU share; returns what is enforced."""
+        if self._shares is None:
+            return "accelerator slots"
+        for slot_id, pids in pids_of_slot.items():
+            for pid in pids:
+                self._shares.place(slot_id, pid)
+        return self._shares.describe()
+
+    async def start(self) -> None:
+        """Bring every slot to its first role; a policy version must have been published."""
+        await self._running().start()
+
+    async def stop(self) -> None:
+        """End of the run: no task, no CPU group and no HTTP server stays."""
+        if self._controller is not None:
+            await self._controller.stop()
+        for waiter in list(self._lost_reports):
+            waiter.cancel()
+        if self._router is not None:
+            self._router_task.cancel()
+        if self._shares is not None:
+            self._shares.close()
+        self._log.close()
+
+    # ---- the trainer --------------------------------------------------------------------------------------------
+
+    async def acquire_train(self, groups_ready: int, groups_needed: int) -> float:
+        """Wait until training has its slots; returns the seconds that took."""
+        return await self._running().acquire_train(groups_ready, groups_needed)
+
+    async def release_train(self, update_s: float | None) -> None:
+        await self._running().release_train(update_s)
+
+    async def train_progress(self, groups_ready: int, groups_needed: int) -> None:
+        self._running().train_progress(groups_ready, groups_needed)
+
+    async def publish(self, version: int) -> dict[int, int]:
+        """A new policy version is in the store: every awake rollout engine serves it when this returns."""
+        return await self._running().publish(version)
+
+    async def status(self) -> dict[str, Any]:
+        return self._running().status()
+
+    async def metrics(self) -> dict[str, float]:
+        """``resource_shift/*`` scalars since the last call."""
+        values = self._metrics.collect(self._log.now_s())
+        if self._router is not None:
+            values["resource_shift/judge_requests_resubmitted"] = float(self._router.resubmitted)
+        return values
+
+    async def slot_cpu_usage_s(self) -> dict[int, float | None]:
+        """CPU seconds each slot has used so far (CPU platform)."""
+        if self._shares is None:
+            return {}
+        return {slot_id: self._shares.usage_s(slot_id) for slot_id in range(self._shares.n_slots)}
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    # ---- verl's balancer protocol (verl/workers/rollout/router.py) -----------------------------------------------
+
+    async def acquire_server(self, request_id: str) -> tuple[str, Any]:
+        return await self._balancer.acquire(request_id)
+
+    async def release_server(self, server_id: str, request_id: str | None = None) -> None:
+        self._balancer.release_server(server_id, request_id)
+
+    async def require_acquire_fields(self) -> list[str]:
+        return self._balancer.require_acquire_fields()
+
+    async def require_release_fields(self) -> list[str]:
+        return self._balancer.require_release_fields()
+
+    async def get_status(self) -> dict[str, Any]:
+        return self._balancer.get_status()
+
+    async def get_all_servers(self) -> list[str]:
+        return self._balancer.get_all_servers()
+
+    async def get_total_inflight(self) -> int:
+        return sum(self._balancer.inflight().values())
+
+    async def clear_sticky_cache(self) -> dict[str, Any]:
+        return self._balancer.clear_sticky_cache()
+
+    async def report_lost(self, request_id: str) -> None:
+        """A client lost its server while generating."""
+        slot_id = self._balancer.slot_of_request(request_id)
+        if slot_id is not None:
+            await self._running().examine(slot_id, Role.ROLLOUT, "a client lost its engine")
+
+    # ---- events -------------------------------------------------------------------------------------------------
+
+    async def observe(self, event: dict[str, Any]) -> None:
+        """An event that the trainer wrote to its own log, for the metrics."""
+        self._metrics.observe(event)
+
+    def _running(self) -> Controller:
+        if self._controller is None:
+            raise RuntimeError("the control plane has no slots yet: configure() comes first")
+        return self._controller
+
+
+def _planner_fields(config: ResourceShiftConfig) -> dict[str, Any]:
+    return {name: getattr(config.planner, name) for name in PlannerSettings.__dataclass_fields__}
+
+
+__all__ = ["ControlPlane", "SlotDescription"]

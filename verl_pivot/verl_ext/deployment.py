@@ -1,0 +1,165 @@
+"""Everything a run deploys beside verl's actor: parameter store, control plane, engines on slots.
+
+Lives in the trainer process (verl's TaskRunner actor), which owns the store; methods are called by the trainer's hooks
+and block until the control plane has answered.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import ray
+from omegaconf import DictConfig, OmegaConf, open_dict
+from ray.actor import ActorHandle
+from verl.single_controller.ray import RayWorkerGroup, ResourcePoolManager
+from verl.trainer.ppo.utils import Role as VerlRole
+from verl.utils.device import get_device_name
+from verl.utils.fs import copy_to_local
+
+from verl_pivot.config.layout import layout_from_config
+from verl_pivot.config.lookup import to_plain
+from verl_pivot.config.schema import ResourceShiftConfig
+from verl_pivot.store import ParameterStore
+from verl_pivot.verl_ext.checkpoint_engine import BACKEND
+from verl_pivot.verl_ext.control_plane import ControlPlane
+from verl_pivot.verl_ext.engine_host import EngineHost
+from verl_pivot.verl_ext.replica import place_anchors
+from verl_pivot.verl_ext.run_record import RunRecord
+from verl_pivot.verl_ext.server_manager import SlotServerManager, release_anchors
+
+logger = logging.getLogger(__name__)
+
+SHARED_POOL = "shift_pool"
+CONTROL_CONCURRENCY = 100_000  # one waiting coroutine for each sequence that waits for a server
+
+
+class Deployment:
+    """Start order: store and control plane (now), pools, verl's actor, engines, first version, roles."""
+
+    def __init__(self, config: DictConfig, shift_config: ResourceShiftConfig, record: RunRecord) -> None:
+        self._config = config
+        self._shift = shift_config
+        self._record = record
+        self.layout = layout_from_config(to_plain(config))
+        self._with_judge = bool(config.reward.reward_model.enable)
+        self._on_cpu = get_device_name() == "cpu"
+        self._policy_dir = copy_to_local(config.actor_rollout_ref.model.path)
+        self.store = ParameterStore.create(shift_config.store)
+        self._tell_actor_the_store()
+        self.host = self._start_host()
+        self.control_plane: ActorHandle = (
+            ray.remote(ControlPlane)
+            .options(num_cpus=0, max_concurrency=CONTROL_CONCURRENCY, name=f"control_plane_{self.store.run_id}")
+            .remote(
+                shift_config,
+                str(record.directory),
+                str(self.store.run_dir),
+                record.t0_unix_s,
+                self._with_judge,
+                len(self.layout.slots) if self._on_cpu else 0,
+            )
+        )
+        record.forward(lambda event: self.control_plane.observe.remote(event))
+        self._router_ref = self.control_plane.start_router.remote()
+        self.servers: SlotServerManager | None = None
+
+    # ---- start-up -----------------------------------------------------------------------------------------------
+
+    def router_address(self) -> str | None:
+        """``host:port`` of the judge's HTTP API; it answers (by waiting) before any judge is awake."""
+        return ray.get(self._router_ref)
+
+    def add_pools(self, pools: ResourcePoolManager) -> None:
+        """Rollout and reward pools become one shared pool of slots; the train pool stays verl's."""
+        spec = pools.resource_pool_spec
+        spec.pop("reward_pool", None)
+        rollout, judge = self._config.actor_rollout_ref.rollout, self._config.reward.reward_model
+        shared = [rollout.n_gpus_per_node] * rollout.nnodes if self.layout.rollout_slots else []
+        if self.layout.genrm_slots:
+            shared += [judge.n_gpus_per_node] * judge.nnodes
+        if shared:
+            spec[SHARED_POOL] = shared
+        pools.mapping[VerlRole.RewardModel] = SHARED_POOL if shared else "global_pool"
+
+    def launch(self, pools: ResourcePoolManager, actor: RayWorkerGroup) -> None:
+        """Launch engines (asleep) on every slot and hand them to the control plane."""
+        if self._with_judge:
+            self.store.import_model("judge", copy_to_local(self._config.reward.reward_model.model_path))
+        device = get_device_name()
+        anchors = place_anchors(pools.resource_pool_dict["global_pool"], device)
+        if SHARED_POOL in pools.resource_pool_dict:
+            anchors += place_anchors(pools.resource_pool_dict[SHARED_POOL], device)
+        server_kwargs = {"kv_cache_bytes": self._shift.engine.kv_cache_bytes} if self._on_cpu else {}
+        self.servers = SlotServerManager(
+            self._config, self.layout, anchors, self.control_plane, self.host, server_kwargs
+        )
+        descriptions = self.servers.launch()
+        release_anchors(anchors)
+        slots = [{"slot": d.slot_id, "role": d.first_role, "can_host": list(d.can_host)} for d in descriptions]
+        run_start = {
+            "run_id": self.store.run_id,
+            "slots": slots,
+            "config": OmegaConf.to_container(OmegaConf.structured(self._shift)),
+        }
+        ray.get(self.control_plane.configure.remote(descriptions, run_start))
+        self._place_actor(actor)
+
+    def _place_actor(self, actor: RayWorkerGroup) -> None:
+        pids = ray.get([worker.__ray_call__.remote(lambda _: os.getpid()) for worker in actor.workers])
+        per_slot = self.layout.gpus_per_slot
+        pids_of_slot: dict[int, list[int]] = {}
+        for rank, pid in enumerate(pids):
+            pids_of_slot.setdefault(rank // per_slot, []).append(pid)
+        enforced = ray.get(self.control_plane.place_trainer.remote(pids_of_slot))
+        logger.warning("resource_shift: %d slots, %s", len(self.layout.slots), enforced)
+
+    def _start_host(self) -> ActorHandle | None:
+        wanted = self._shift.engine.host
+        if wanted == "per_replica" or (wanted == "auto" and not self._on_cpu):
+            return None
+        host = ray.remote(EngineHost).options(num_cpus=0, max_concurrency=CONTROL_CONCURRENCY).remote()
+        host.ready.remote()  # imports vLLM while verl builds its actor
+        return host
+
+    def _tell_actor_the_store(self) -> None:
+        engine = self._config.actor_rollout_ref.rollout.checkpoint_engine
+        with open_dict(self._config):
+            engine.engine_kwargs[BACKEND] = {
+                "run_dir": str(self.store.run_dir),
+                "hf_dir": self._policy_dir,
+                "store": OmegaConf.to_container(OmegaConf.structured(self._shift.store)),
+            }
+
+    # ---- while running ------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        ray.get(self.control_plane.start.remote())
+
+    def acquire_train(self, groups_ready: int, groups_needed: int) -> float:
+        return ray.get(self.control_plane.acquire_train.remote(groups_ready, groups_needed))
+
+    def release_train(self, update_s: float | None) -> None:
+        ray.get(self.control_plane.release_train.remote(update_s))
+
+    def train_progress(self, groups_ready: int, groups_needed: int) -> None:
+        self.control_plane.train_progress.remote(groups_ready, groups_needed)
+
+    def publish(self, version: int, published_bytes: float, publish_s: float) -> dict[int, int]:
+        """Every awake rollout engine serves ``version`` when this returns."""
+        self._record.published(version, published_bytes, publish_s)
+        return ray.get(self.control_plane.publish.remote(version))
+
+    def metrics(self) -> dict[str, float]:
+        return ray.get(self.control_plane.metrics.remote())
+
+    def close(self) -> None:
+        """Stop the control plane, end the engines, empty the store. Never raises: it runs while a run ends."""
+        for actor, method in ((self.control_plane, "stop"), (self.host, "shutdown")):
+            if actor is None:
+                continue
+            try:
+                ray.get(getattr(actor, method).remote(), timeout=30)
+            except Exception:
+                logger.exception("resource_shift: %s did not end cleanly", method)
+        self.store.close()

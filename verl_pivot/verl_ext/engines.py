@@ -1,0 +1,114 @@
+"""All engines of one role on one slot, behind ``runtime.ports.EnginePort``. Lives in the control-plane actor."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from verl_pivot.core.snapshot import ReplicaLoad, Role
+from verl_pivot.runtime.ports import AdmissionPort, EngineDead, EngineError
+from verl_pivot.store import ParameterStore
+
+_LEFTOVER_INTERVAL_S = 0.01
+
+
+@dataclass
+class ServerRecord:
+    """One server of a slot: how to call it and where its HTTP front end is."""
+
+    server_id: str
+    handle: Any
+    url: str
+
+
+class EngineGroup:
+    """Implements ``EnginePort`` over server handles (``ShiftHttpServer``).
+
+    Args:
+        model: name of the weights in the parameter store, ``policy`` or ``judge``.
+        admission: who hands requests to these engines; its in-flight count tells when a drain is complete.
+        on_relaunch: called with (record, old_url) after a dead engine was replaced.
+    """
+
+    def __init__(
+        self,
+        slot_id: int,
+        role: Role,
+        servers: list[ServerRecord],
+        store: ParameterStore,
+        model: str,
+        admission: AdmissionPort,
+        on_relaunch: Callable[[ServerRecord, str], None],
+    ) -> None:
+        self.slot_id = slot_id
+        self.role = role
+        self._servers = servers
+        self._store = store
+        self._model = model
+        self._admission = admission
+        self._on_relaunch = on_relaunch
+
+    async def drain(self) -> int:
+        aborted = await self._call("drain")
+        # A judge request may have been on its way over HTTP when the engine closed.
+        while self.role is Role.GENRM and self._admission.inflight().get(self.slot_id, 0) > 0:
+            aborted = [*aborted, *await self._call("abort_leftovers")]
+            await asyncio.sleep(_LEFTOVER_INTERVAL_S)
+        return sum(aborted)
+
+    async def sleep(self) -> None:
+        await self._call("sleep_engine")
+
+    async def load(self, version: int | None) -> int:
+        with self._store.open_version(self._model, version) as reader:
+            versions = await self._call("load_weights", str(reader.path), reader.version)
+        if set(versions) != {reader.version}:
+            raise EngineError(f"slot {self.slot_id} {self.role}: asked for version {reader.version}, serves {versions}")
+        return reader.version
+
+    async def wake(self) -> None:
+        await self._call("wake_engine")
+
+    async def stats(self) -> ReplicaLoad:
+        reports = await self._call("load_report")
+        if any(report["dead"] for report in reports):
+            raise EngineDead(f"slot {self.slot_id} {self.role}: an engine process is gone")
+        return ReplicaLoad(
+            running=sum(report["running"] for report in reports),
+            waiting=sum(report["waiting"] for report in reports),
+            context_tokens=sum(report["context_tokens"] for report in reports),
+            tokens_per_s=sum(report["tokens_per_s"] for report in reports),
+        )
+
+    async def kill(self) -> None:
+        await self._call("kill_engine")
+
+    async def restart(self) -> None:
+        for record in self._servers:
+            if not (await self._one(record, "load_report"))["dead"]:
+                continue
+            address, port = await self._one(record, "relaunch")
+            old_url, record.url = record.url, f"http://{address}:{port}"
+            self._on_relaunch(record, old_url)
+
+    async def pids(self) -> list[int]:
+        """Processes that compute for these engines, on this node."""
+        return [pid for pids in await self._call("engine_pids") for pid in pids]
+
+    async def _call(self, method: str, *args: Any) -> list[Any]:
+        return list(await asyncio.gather(*[self._one(record, method, *args) for record in self._servers]))
+
+    async def _one(self, record: ServerRecord, method: str, *args: Any) -> Any:
+        where = f"slot {self.slot_id} {self.role}: {method}"
+        try:
+            return await getattr(record.handle, method).remote(*args)
+        except ray.exceptions.RayActorError as error:
+            raise EngineDead(f"{where}: the process that holds the engine is gone ({error})") from error
+        except ray.exceptions.RayTaskError as error:
+            if type(error.cause).__name__ == "EngineDeadError":
+                raise EngineDead(f"{where}: the engine process is gone") from error
+            raise EngineError(f"{where} failed: {error.cause!r}") from error

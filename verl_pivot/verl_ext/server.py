@@ -1,0 +1,199 @@
+"""verl's vLLM HTTP server with what a shift needs: drain, sleep, load a version, wake, report load.
+
+Runs in the process that owns the engine's front end: its own Ray actor (GPU), or the node's engine host (CPU).
+Subclasses verl/workers/rollout/vllm_rollout/vllm_async_server.py:84; overrides its documented hook methods.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import time
+from typing import Any
+
+from verl.utils.device import get_device_name
+from verl.workers.rollout.replica import TokenOutput
+from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
+
+logger = logging.getLogger(__name__)
+
+
+class ShiftHttpServer(vLLMHttpServer):
+    """One engine that sleeps and wakes on command and never serves a version other than the one it reports.
+
+    Args (beyond verl's):
+        kv_cache_bytes: KV pool on the CPU platform.
+    """
+
+    def __init__(self, *args: Any, kv_cache_bytes: int = 0, **kwargs: Any) -> None:
+        self._kv_cache_bytes = kv_cache_bytes
+        super().__init__(*args, **kwargs)
+        self._awake = False
+        self._weights_resident = False
+        self._served_version: int | None = None
+        self._launch_arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+        self._tokens = 0
+        self._last_report = (time.monotonic(), 0)
+
+    # ---- verl's hooks -------------------------------------------------------------------------------------------
+
+    def _get_worker_extension_cls(self) -> str:
+        return "verl_pivot.verl_ext.worker_extension.ShiftWorkerExtension"
+
+    def _preprocess_engine_kwargs(self, engine_kwargs: dict[str, Any]) -> None:
+        super()._preprocess_engine_kwargs(engine_kwargs)
+        if get_device_name() == "cpu":
+            from verl_pivot.vllm_ext.engine_args import cpu_engine_kwargs
+
+            for key, value in cpu_engine_kwargs(self._kv_cache_bytes).items():
+                engine_kwargs.setdefault(key, value)
+
+    async def launch_server(self, *args: Any, **kwargs: Any) -> None:
+        """verl's launch; the engine then goes to sleep, so that the next one on this slot finds the memory free."""
+        self._launch_arguments = (args, kwargs)
+        await super().launch_server(*args, **kwargs)
+        if self.node_rank == 0:
+            self._count_tokens()
+            self._awake = True
+            await self.drain()
+            await self.sleep_engine()
+
+    async def relaunch(self) -> tuple[str, int]:
+        """Replace a dead engine by a new one, asleep. Returns its HTTP (address, port)."""
+        self.shutdown_engine()
+        self._served_version = None
+        args, kwargs = self._launch_arguments
+        await self.launch_server(*args, **kwargs)
+        return self.get_server_address()
+
+    # ---- generation ---------------------------------------------------------------------------------------------
+
+    async def generate(self, *args: Any, **kwargs: Any) -> TokenOutput:
+        """verl's generate; the version is fixed at admission, since a change of version aborts everything first."""
+        version = self._served_version
+        output = await super().generate(*args, **kwargs)
+        output.extra_fields["global_steps"] = version
+        return output
+
+    # ---- the shift's steps, called by the control plane ----------------------------------------------------------
+
+    async def drain(self) -> int:
+        """Close admission, abort everything, return when the engine has acknowledged being idle."""
+        result = await self.abort_all_requests(reject_request=True)
+        return int(result["aborted_count"])
+
+    async def abort_leftovers(self) -> int:
+        """Abort requests that reached the closed engine over HTTP after the drain."""
+        states = self.engine.output_processor.request_states
+        external_ids = [getattr(state, "external_req_id", None) or key for key, state in list(states.items())]
+        if external_ids:
+            await self.engine.abort(external_ids)
+        return len(external_ids)
+
+    async def sleep_engine(self) -> None:
+        """Free weights and KV; the engine is idle and closed. Idempotent, also after a load or wake that failed."""
+        if self._awake:
+            await self.engine.sleep(level=2)
+        elif get_device_name() == "cpu":
+            await self.engine.collective_rpc("sleep", kwargs={"level": 2})
+        elif self._weights_resident:
+            # vLLM cannot drop one tag: complete the wake, then sleep.
+            await self.engine.wake_up(tags=["kv_cache"])
+            await self.engine.sleep(level=2)
+        self._weights_resident = False
+        self._awake = False
+        self._served_version = None
+
+    async def load_weights(self, path: str, version: int) -> int:
+        """Load the version directory ``path`` and return the version every worker reports.
+
+        Works asleep (weights come back, KV stays away until ``wake_engine``) and awake but drained.
+        """
+        if not self._awake and not self._weights_resident and get_device_name() != "cpu":
+            await self.engine.wake_up(tags=["weights"])
+        self._weights_resident = True
+        reported = await self.engine.collective_rpc("load_version", args=(path, version))
+        if len(set(reported)) != 1:
+            raise RuntimeError(f"workers of one engine report different versions: {sorted(set(reported))}")
+        self._served_version = int(reported[0])
+        self.global_steps = self._served_version
+        return self._served_version
+
+    async def wake_engine(self) -> None:
+        """Restore KV, drop every cache, open admission. Weights must have been loaded."""
+        if self._served_version is None:
+            raise RuntimeError("wake without weights: load a version first")
+        if not self._awake:
+            if get_device_name() == "cpu":
+                await self.engine.wake_up()
+            else:
+                await self.engine.wake_up(tags=["kv_cache"])
+            self._awake = True
+        await self.engine.reset_prefix_cache(reset_connector=True)
+        await self.resume_generation()
+        self._last_report = (time.monotonic(), self._tokens)
+
+    def served_version(self) -> int | None:
+        """Version of the weights in the engine; None while asleep."""
+        return self._served_version
+
+    def engine_pids(self) -> list[int]:
+        """Processes that compute for this engine."""
+        manager = self.engine.engine_core.resources.engine_manager
+        return [process.pid for process in manager.processes]
+
+    def kill_engine(self) -> None:
+        """End the engine processes at once; ``relaunch`` brings new ones."""
+        for pid in self.engine_pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def shutdown_engine(self) -> None:
+        """End the engine process and its HTTP server; the object is of no use afterwards."""
+        task = getattr(self, "_server_task", None)
+        if task is not None:
+            task.cancel()
+        engine = getattr(self, "engine", None)
+        if engine is not None:
+            engine.shutdown(timeout=0.5)
+
+    # ---- load ---------------------------------------------------------------------------------------------------
+
+    def load_report(self) -> dict[str, Any]:
+        """Load since the last call; ``dead`` when the engine process is gone."""
+        if self.engine.errored:
+            return {"dead": True}
+        states = list(self.engine.output_processor.request_states.values())
+        context_tokens = sum(
+            (state.prompt_len or 0) + (len(state.detokenizer.output_token_ids) if state.detokenizer else 0)
+            for state in states
+        )
+        now_s = time.monotonic()
+        last_s, last_tokens = self._last_report
+        self._last_report = (now_s, self._tokens)
+        running = min(len(states), self.config.max_num_seqs)
+        interval_s = max(now_s - last_s, 1e-6)
+        return {
+            "dead": False,
+            "running": running,
+            "waiting": len(states) - running,
+            "context_tokens": context_tokens,
+            "tokens_per_s": (self._tokens - last_tokens) / interval_s,
+        }
+
+    def _count_tokens(self) -> None:
+        """Count generated tokens at the one place that every front end (tokens, chat) passes.
+
+        Wraps OutputProcessor.process_outputs on this instance (vllm/v1/engine/output_processor.py): the server runs
+        with log_stats off, where vLLM counts nothing. Remove when vLLM reports tokens without stat loggers.
+        """
+        processor = self.engine.output_processor
+        process_outputs = processor.process_outputs
+
+        def counting(engine_core_outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            self._tokens += sum(len(output.new_token_ids) for output in engine_core_outputs)
+            return process_outputs(engine_core_outputs, *args, **kwargs)
+
+        processor.process_outputs = counting

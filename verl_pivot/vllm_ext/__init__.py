@@ -1,0 +1,1 @@
+"""Everything that touches vLLM. Importing this package imports nothing of it."""

@@ -1,0 +1,227 @@
+"""A CPU worker whose sleep really frees weights and KV, and which knows the version of the weights it serves.
+
+Upstream's ``CPUWorker.sleep`` logs a warning and frees nothing (vllm/v1/worker/cpu_worker.py:192). Selected with
+``worker_cls``; the methods are called by ``collective_rpc`` in the engine's process, between steps. Remove when vLLM's
+CPU worker has a sleep mode backend.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import torch
+from vllm.config import VllmConfig
+from vllm.logger import init_logger
+from vllm.transformers_utils.config import get_config
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+from verl_pivot.vllm_ext import checkpoint, cpu_patches, cpu_weights
+
+logger = init_logger(__name__)
+
+
+class WeightsLost(RuntimeError):
+    """An engine has no weights left: load a version before it gets a request."""
+
+
+def require_supported(vllm_config: VllmConfig) -> None:
+    """Raise ValueError, naming the option, for a configuration whose weights cannot be dropped and reloaded."""
+    parallel = vllm_config.parallel_config
+    obstacles = {
+        "quantization": vllm_config.model_config.quantization,
+        "enable_lora": vllm_config.lora_config is not None,
+        "speculative_config": vllm_config.speculative_config is not None,
+        "tensor_parallel_size": parallel.tensor_parallel_size > 1 and parallel.tensor_parallel_size,
+        "pipeline_parallel_size": parallel.pipeline_parallel_size > 1 and parallel.pipeline_parallel_size,
+        "enforce_eager": not vllm_config.model_config.enforce_eager and "False",
+    }
+    for option, value in obstacles.items():
+        if value:
+            raise ValueError(
+                f"{option}={value} does not work with SleepingCPUWorker, which frees and reloads plain weights of one "
+                "rank; unset it, or leave worker_cls unset for an engine that never sleeps"
+            )
+
+
+class SleepingCPUWorker(CPUWorker):
+    """See the module. Weights and KV are each either resident or dropped.
+
+    ``_weights_path`` is where the weights came from, None when they did not come from a directory (dummy weights or
+    verl's own weight sync): those cannot be restored after a sleep.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
+        require_supported(vllm_config)
+        cpu_patches.install()
+        super().__init__(vllm_config, *args, **kwargs)
+        self._weights_resident = False
+        self._weights_path: str | None = None
+        self._weights_version: int | None = None
+        self._restore_on_wake = False
+        self._dropped_kv: list[tuple[torch.UntypedStorage, int]] = []
+
+    def load_model(self, *, load_dummy_weights: bool = False) -> None:
+        super().load_model(load_dummy_weights=load_dummy_weights)
+        self._weights_resident = True
+        self._weights_path = None if self.load_config.load_format == "dummy" else self.model_config.model
+        self._watch_foreign_loads()
+
+    def sleep(self, level: int = 1) -> None:
+        """Free KV and weights. Idempotent.
+
+        Level 1: ``wake_up`` reads the weights again from where they came from. Level 2: ``wake_up`` leaves that to the
+        caller (``load_version`` before it, or a weight sync after it). Called by ``EngineCore.sleep``, which has
+        paused the scheduler and reset the prefix cache; a caller that comes by ``collective_rpc`` must do both.
+
+        Raises RuntimeError for level 1 when the weights came from nowhere that they could be read again.
+        """
+        if level == 1 and self._weights_resident and self._weights_path is None:
+            raise RuntimeError(
+                "sleep(level=1) would lose the weights: they came by weight sync (or are dummies), not from a "
+                "directory; use sleep(level=2) and load weights afterwards"
+            )
+        if self._weights_resident:
+            self._restore_on_wake = level == 1
+            self._drop_weights()
+        if not self._dropped_kv:
+            self._drop_kv()
+        cpu_weights.trim_heap()
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Make weights and KV (``tags``: "weights", "kv_cache"; None for both) resident again. Idempotent.
+
+        Weights loaded by ``load_version`` meanwhile are kept. When reading fails the engine stays asleep and the call
+        can be repeated.
+        """
+        if (tags is None or "weights" in tags) and not self._weights_resident:
+            if self._restore_on_wake:
+                assert self._weights_path is not None
+                self._read_weights(self._weights_path, self._weights_version)
+            else:
+                self._materialise_for_sync()
+        if tags is None or "kv_cache" in tags:
+            self._restore_kv()
+        cpu_weights.trim_heap()
+
+    def load_version(self, path: str, version: int) -> int:
+        """Load the HF directory ``path`` as policy version ``version`` and return the version now served.
+
+        Asleep: only the weights become resident; ``wake_up`` then restores the KV. Awake: the engine must be paused
+        and idle, and its prefix cache reset by the caller, since KV of the old weights is not valid under the new.
+
+        Raises CheckpointError for a directory that is not a complete checkpoint of this model; nothing has been
+        touched then: an engine that was asleep still is, one that was awake still serves its old weights. When
+        reading fails later (a damaged file), an engine that was asleep still is, and one that was awake goes back to
+        the old version from its directory; WeightsLost says that this was not possible either.
+        """
+        checkpoint.require_complete(path)
+        checkpoint.require_same_model(path, self._config_of(path), self._own_config)
+        if self._weights_resident:
+            self._replace_weights(path, version)
+        else:
+            self._read_weights(path, version)
+        cpu_weights.trim_heap()
+        logger.info("Serving version %d from %s", version, path)
+        return version
+
+    def served_version(self) -> int | None:
+        """Version of the last ``load_version``; None before the first, after a weight sync, and without weights."""
+        return self._weights_version if self._weights_resident else None
+
+    def memory_report(self) -> dict[str, int]:
+        """Bytes: resident set of this process, weights (without packed copies), and KV."""
+        return {
+            "rss_bytes": psutil.Process().memory_info().rss,
+            "weight_bytes": cpu_weights.weight_bytes(self.model_runner.model),
+            "kv_bytes": sum(storage.nbytes() for storage in self._kv_storages()),
+        }
+
+    @functools.cached_property
+    def _own_config(self) -> dict[str, Any]:
+        return self._config_of(self.model_config.model)
+
+    def _config_of(self, path: str) -> dict[str, Any]:
+        try:
+            return get_config(path, self.model_config.trust_remote_code).to_dict()
+        except (OSError, ValueError, KeyError) as error:
+            raise checkpoint.CheckpointError(f"{path} has no readable model config: {error}") from error
+
+    def _watch_foreign_loads(self) -> None:
+        """Notice weights that come by another way than ``load_version``; they have neither path nor version."""
+        model = self.model_runner.model
+        load_weights = model.load_weights
+
+        @functools.wraps(load_weights)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            self._weights_path = self._weights_version = None
+            return load_weights(*args, **kwargs)
+
+        model.load_weights = watched
+
+    def _drop_weights(self) -> None:
+        self._weights_resident = False
+        cpu_weights.drop_weights(self.model_runner.model)
+
+    def _read_weights(self, path: str, version: int | None) -> None:
+        """From dropped to resident; dropped again when that fails."""
+        before = self._weights_path, self._weights_version
+        try:
+            cpu_weights.materialise_weights(self.model_runner.model)
+            cpu_weights.read_weights(self.model_runner.model, self.vllm_config, path)
+        except BaseException:
+            self._drop_weights()
+            self._weights_path, self._weights_version = before
+            cpu_weights.trim_heap()
+            raise
+        self._weights_path, self._weights_version = path, version
+        self._weights_resident = True
+
+    def _replace_weights(self, path: str, version: int) -> None:
+        """The old weights go first: both together need not fit. So the way back is to read the old ones again."""
+        old_path, old_version = self._weights_path, self._weights_version
+        self._drop_weights()
+        try:
+            self._read_weights(path, version)
+        except Exception as error:
+            try:
+                if old_path is None:
+                    raise WeightsLost("the old weights did not come from a directory")
+                self._read_weights(old_path, old_version)
+            except Exception as also:
+                raise WeightsLost(
+                    f"{path} could not be read ({error}) and neither could the old weights ({also}); "
+                    "load a version before this engine gets a request"
+                ) from error
+            logger.error("Could not load version %d; serving version %s from %s again", version, old_version, old_path)
+            raise
+
+    def _materialise_for_sync(self) -> None:
+        cpu_weights.materialise_weights(self.model_runner.model)
+        self._weights_path = self._weights_version = None
+        self._weights_resident = True
+
+    def _kv_storages(self) -> Iterator[torch.UntypedStorage]:
+        """Each once; a layer's entry is a tensor, or a list of them for state-space layers."""
+        seen = set()
+        for cache in self.model_runner.kv_caches:
+            for tensor in cache if isinstance(cache, (list, tuple)) else (cache,):
+                storage = tensor.untyped_storage()
+                if storage._cdata not in seen:
+                    seen.add(storage._cdata)
+                    yield storage
+
+    def _drop_kv(self) -> None:
+        """Views stay valid objects: the storage they share is resized in place."""
+        self._dropped_kv = [(storage, storage.nbytes()) for storage in self._kv_storages()]
+        for storage, _ in self._dropped_kv:
+            storage.resize_(0)
+
+    def _restore_kv(self) -> None:
+        """Zeroed as at start: attention reads whole blocks, and NaN garbage would survive masking."""
+        for storage, size_bytes in self._dropped_kv:
+            storage.resize_(size_bytes)
+            storage.fill_(0)
+        self._dropped_kv = []
