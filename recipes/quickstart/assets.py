@@ -70,17 +70,17 @@ def make_assets(out: Path, settings: Settings, progress: Progress) -> dict[str, 
         done = iter(range(1, plan.steps + 1))
         train(model, draw, plan, rng, lambda loss: progress(stage, next(done), plan.steps))
 
-    learn("learning to add", lambda: _solved(tokenizer, rng), TrainingPlan(settings.scaled(380), 0.02, 3e-3))
+    learn("learning to add", lambda: _solved(tokenizer, rng), TrainingPlan(settings.scaled(600), 0.01, 3e-3))
     adder = {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
-    learn("policy", lambda: _answered(tokenizer, rng), TrainingPlan(settings.scaled(100), 0.004, 6e-4))
+    learn("policy", lambda: _answered(tokenizer, rng), TrainingPlan(settings.scaled(200), 0.005, 1e-3))
     _save(model, tokenizer, out / "policy")
     progress("sampling the policy", 0, 1)
     samples = _policy_samples(model, tokenizer, rng, settings.scaled(512))
     progress("sampling the policy", 1, 1)
 
     model.load_state_dict(adder)
-    learn("judge", lambda: _judged(tokenizer, rng), TrainingPlan(settings.scaled(260), 0.015, 2e-3))
+    learn("judge", lambda: _judged(tokenizer, rng), TrainingPlan(settings.scaled(500), 0.01, 2e-3))
     _save(model, tokenizer, out / "judge")
     made_up = _made_up(rng, settings.scaled(256))
     progress("measuring the judge", 0, 1)
@@ -100,20 +100,21 @@ def make_assets(out: Path, settings: Settings, progress: Progress) -> dict[str, 
 
 
 def _solved(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Example:
-    problem = task.draw_problem(rng)
-    return chat_ids(tokenizer, problem.question), reply_ids(tokenizer, task.worked_response(problem, rng))
+    problem = task.draw_problem(rng, lesson=True)
+    return Example(chat_ids(tokenizer, problem.question), reply_ids(tokenizer, task.worked_response(problem, rng)))
 
 
 def _answered(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Example:
     problem = task.draw_problem(rng)
-    return chat_ids(tokenizer, problem.question), reply_ids(tokenizer, task.draw_response(problem, rng))
+    return Example(chat_ids(tokenizer, problem.question), reply_ids(tokenizer, task.draw_response(problem, rng)))
 
 
 def _judged(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Example:
     problem = task.draw_problem(rng)
     response = task.draw_candidate(problem, rng)
     prompt = chat_ids(tokenizer, task.judge_prompt(problem, response))
-    return prompt, reply_ids(tokenizer, task.judge_reply(problem, response))
+    reply = task.judge_reply(problem, response)
+    return Example(prompt, reply_ids(tokenizer, reply), decisive=reply.rindex(" ") + 1)
 
 
 Candidate = tuple[task.Problem, str]

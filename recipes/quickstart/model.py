@@ -10,9 +10,25 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-IGNORED = -100
-Example = tuple[list[int], list[int]]
-"""Token ids of a prompt and of the reply to learn."""
+
+@dataclass(frozen=True)
+class Example:
+    """A prompt and the reply to learn, as token ids."""
+
+    prompt: list[int]
+    reply: list[int]
+    decisive: int | None = None
+    """Index of the reply token that all depends on; its loss weighs ten times as much."""
+
+    def __len__(self) -> int:
+        return len(self.prompt) + len(self.reply)
+
+    def weights(self, width: int) -> list[float]:
+        """Loss weight of each token of the padded row: prompt and padding have none."""
+        reply = [1.0] * len(self.reply)
+        if self.decisive is not None:
+            reply[self.decisive] = 10.0
+        return [0.0] * len(self.prompt) + reply + [0.0] * (width - len(self))
 
 
 @dataclass(frozen=True)
@@ -24,17 +40,17 @@ class TrainingPlan:
     """Muon, for the matrices inside the layers."""
     other_lr: float
     """AdamW, for embeddings, the output layer and norms."""
-    batch_tokens: int = 2600
+    batch_tokens: int = 1500
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
-    """A random model of about half a million parameters, in fp32."""
+    """A random model of about a third of a million parameters, in fp32."""
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=128,
         intermediate_size=256,
-        num_hidden_layers=3,
+        num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=32,
@@ -54,15 +70,15 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausal
 def batches(draw: Callable[[], Example], rng: random.Random, batch_tokens: int) -> Iterator[list[Example]]:
     """Endless batches of ``batch_tokens`` tokens, padding included, from examples of about equal length."""
     while True:
-        pool = [draw() for _ in range(1024)]
-        pool.sort(key=lambda example: _length(example) * rng.uniform(0.85, 1.15))
+        pool = [draw() for _ in range(512)]
+        pool.sort(key=lambda example: len(example) * rng.uniform(0.85, 1.15))
         groups: list[list[Example]] = [[]]
         longest = 0
         for example in pool:
-            longest = max(longest, _length(example))
+            longest = max(longest, len(example))
             if longest * (len(groups[-1]) + 1) > batch_tokens and groups[-1]:
                 groups.append([])
-                longest = _length(example)
+                longest = len(example)
             groups[-1].append(example)
         rng.shuffle(groups)
         yield from groups
@@ -102,17 +118,13 @@ def train(
 
 
 def _loss(model: Qwen3ForCausalLM, examples: list[Example]) -> torch.Tensor:
-    """Mean cross-entropy of the reply tokens. Padding is on the right, where causal attention never looks."""
-    width = max(map(_length, examples))
-    pad = model.config.pad_token_id
-    inputs = torch.tensor([p + r + [pad] * (width - len(p) - len(r)) for p, r in examples])
-    targets = torch.tensor([[IGNORED] * len(p) + r + [IGNORED] * (width - len(p) - len(r)) for p, r in examples])
-    logits = model(input_ids=inputs[:, :-1], use_cache=False).logits
-    return functional.cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten(), ignore_index=IGNORED)
-
-
-def _length(example: Example) -> int:
-    return len(example[0]) + len(example[1])
+    """Weighted mean cross-entropy of the reply tokens. Padding is on the right, where causal attention never looks."""
+    width = max(map(len, examples))
+    rows = torch.tensor([e.prompt + e.reply + [model.config.pad_token_id] * (width - len(e)) for e in examples])
+    weights = torch.tensor([e.weights(width) for e in examples])[:, 1:].flatten()
+    logits = model(input_ids=rows[:, :-1], use_cache=False).logits
+    losses = functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="none")
+    return (losses * weights).sum() / weights.sum()
 
 
 def _warmup_then_linear(step: int, steps: int) -> float:

@@ -31,8 +31,11 @@ JUDGE_PROMPT = "response: {response}\nquestion: {question}"
 """What the judge is asked; ``reward.py`` asks with the same words. The question comes last, where a model that has
 learned to add finds it as it is used to."""
 
+LARGEST_TERM = 5
 _TERM_COUNTS = (2, 3, 4, 5, 6, 7, 8)
 _TERM_WEIGHTS = (15, 20, 20, 15, 12, 10, 8)
+_LESSON_WEIGHTS = (5, 8, 15, 18, 18, 18, 18)
+"""More of the long ones, which hold more additions for their length."""
 _ANSWER = re.compile(r"(?:\A|\n)answer: (\d{1,3})\s*\Z")
 
 SLIP_RATE = 0.04
@@ -58,10 +61,10 @@ class Problem:
         return sum(self.terms)
 
 
-def draw_problem(rng: random.Random) -> Problem:
-    """A problem of 2 to 8 digits; its worked answer has 8 to 75 characters, with a long tail."""
-    (count,) = rng.choices(_TERM_COUNTS, _TERM_WEIGHTS)
-    return Problem(tuple(rng.randint(1, 9) for _ in range(count)))
+def draw_problem(rng: random.Random, lesson: bool = False) -> Problem:
+    """A problem of 2 to 8 digits, most of them short; for a ``lesson`` in adding, most of them long."""
+    (count,) = rng.choices(_TERM_COUNTS, _LESSON_WEIGHTS if lesson else _TERM_WEIGHTS)
+    return Problem(tuple(rng.randint(1, LARGEST_TERM) for _ in range(count)))
 
 
 def claimed_answer(response: str) -> int | None:

@@ -97,15 +97,17 @@ def test_elsewhere_nothing_of_the_cpu_platform_is_touched() -> None:
         import json
         import verl
         import verl.utils.distributed, verl.utils.fsdp_utils
+        from verl.plugin.platform import get_platform
         from verl.workers.engine import EngineRegistry
         print(json.dumps({
+            "is_cpu": type(get_platform()).__name__ == "PlatformCPU",
             "devices": sorted(map(str, EngineRegistry._engines["language_model"]["fsdp2"])),
             "patched": hasattr(verl.utils.fsdp_utils.fsdp2_sharded_save_to_cpu, "patched_by"),
         }))
         """,
         VERL_PLATFORM="",
     )
-    assert report == {"devices": ["cuda", "npu"], "patched": False}
+    assert report == {"is_cpu": False, "devices": ["cuda", "npu"], "patched": False}
 
 
 def test_failure_is_loud_kept_and_refuses_in_the_trainer_mode() -> None:

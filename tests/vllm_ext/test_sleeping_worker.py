@@ -192,7 +192,7 @@ def test_composes_with_the_extension_of_verl(llm: Callable[..., Any], shape: tin
 
 
 STOCK_WORKER = "vllm.v1.worker.cpu_worker.CPUWorker"
-LINEAR, EXPERTS = "keep-linear-weight", "prepack-experts-again"
+LINEAR, EXPERTS, PADDING = "keep-linear-weight", "prepack-experts-again", "clear-expert-padding"
 
 
 @pytest.mark.parametrize("shape", [tiny.DENSE, tiny.MOE, tiny.MOE_PADDED], ids=["dense", "moe", "moe-padded"])
@@ -209,14 +209,17 @@ def test_weight_sync_of_verl_needs_each_patch(
         return engine
 
     with pytest.raises(Exception, match=r"weight_loader|into parameter \(torch.Size\(\[0\]\)\)"):
-        synced(EXPERTS)
+        synced(f"{EXPERTS},{PADDING}")
+    if shape is tiny.MOE_PADDED:
+        with pytest.raises(Exception, match="must match the existing size"):
+            synced(f"{LINEAR},{EXPERTS}")
     fresh2 = logprobs(llm(path2, dtype))
-    patched = synced(f"{LINEAR},{EXPERTS}")
+    patched = synced(f"{LINEAR},{EXPERTS},{PADDING}")
     assert logprobs(patched) == fresh2
     if dtype == "float32":
         assert distance_to_hf(patched, path2) < 1e-4
     if shape.experts:
-        assert distance(logprobs(synced(LINEAR)), fresh2) > 0.1, "wrong without an error"
+        assert distance(logprobs(synced(f"{LINEAR},{PADDING}")), fresh2) > 0.1, "wrong without an error"
 
 
 @pytest.mark.parametrize(

@@ -59,8 +59,10 @@ def test_patch_files_apply_to_the_pinned_release(file: Path, command: list[str],
 def test_named_lines_are_where_we_say(patch: cpu_patches.UpstreamPatch) -> None:
     """A patch's location must lead a reader to what it is about."""
     _needs_pinned_vllm()
-    word = {"keep-linear-weight": "remove_weight", "prepack-experts-again": "is_weight_update"}[patch.name]
-    for path, lines in re.findall(r"(vllm/\S+?\.py):([\d,]+)", patch.location):
+    word = {"keep-linear-weight": "remove_weight", "prepack-experts-again": "is_weight_update"}.get(
+        patch.name, "_pad_moe_intermediate"
+    )
+    for path, lines in re.findall(r"(vllm/\S+?\.py):(\d+(?:,\d+)*)", patch.location):
         source = (_site_packages() / path).read_text().splitlines()
         for line in lines.split(","):
             near = source[int(line) - 2 : int(line) + 3]

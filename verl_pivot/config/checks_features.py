@@ -97,12 +97,34 @@ def planner(subject: Subject) -> list[Finding]:
     return findings
 
 
-_AT_LEAST_ZERO = ("staleness", "planner.margin", "planner.cooldown_s", "planner.immunity_s", "planner.rollout_floor")
-_AT_LEAST_ZERO += ("planner.genrm_floor", "store.reserve_bytes")
-_POSITIVE = ("planner.interval_s", "planner.window_s", "shift.drain_s", "shift.sleep_s", "shift.load_s", "shift.wake_s")
-_POSITIVE += ("shift.restart_s", "store.keep_versions", "store.shard_bytes", "judge.queue_deadline_s")
-_POSITIVE += ("judge.request_deadline_s", "judge.max_inflight_per_engine", "train.poll_interval_s")
-_POSITIVE += ("train.lease_deadline_s", "engine.kv_cache_bytes", "engine.stats_interval_s", "slots.cpu_share")
+_AT_LEAST_ZERO = (
+    "staleness",
+    "planner.margin",
+    "planner.cooldown_s",
+    "planner.immunity_s",
+    "planner.rollout_floor",
+    "planner.genrm_floor",
+    "store.reserve_bytes",
+)
+_POSITIVE = (
+    "slots.cpu_share",
+    "planner.interval_s",
+    "planner.window_s",
+    "shift.drain_s",
+    "shift.sleep_s",
+    "shift.load_s",
+    "shift.wake_s",
+    "shift.restart_s",
+    "store.keep_versions",
+    "store.shard_bytes",
+    "judge.queue_deadline_s",
+    "judge.request_deadline_s",
+    "judge.max_inflight_per_engine",
+    "train.poll_interval_s",
+    "train.lease_deadline_s",
+    "engine.kv_cache_bytes",
+    "engine.stats_interval_s",
+)
 
 
 def reward_model(subject: Subject) -> list[Finding]:

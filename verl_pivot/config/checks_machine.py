@@ -134,6 +134,8 @@ def _cores(subject: Subject) -> list[Finding]:
 def proxy(subject: Subject) -> list[Finding]:
     """Requests to the judge's router on this machine must not go through a proxy."""
     environ = subject.machine.environ
+    if not subject.get(f"{_JUDGE}.enable"):
+        return []
     through = environ.get("http_proxy") or environ.get("HTTP_PROXY")
     if not through:
         return []

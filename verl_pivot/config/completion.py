@@ -142,7 +142,7 @@ def _unknown_keys(value: Mapping[Any, Any], schema: type, prefix: str) -> Iterab
         if name not in known:
             yield error(f"{prefix}.{name}", child, "there is no such option", _closest(prefix, name, known))
         elif is_dataclass(known[name]) and isinstance(child, Mapping):
-            yield from _unknown_keys(child, known[name], f"{prefix}.{name}")  # type: ignore[arg-type]
+            yield from _unknown_keys(child, known[name], f"{prefix}.{name}")
 
 
 def _closest(prefix: str, name: str, known: Mapping[str, Any]) -> str:

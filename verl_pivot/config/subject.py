@@ -25,4 +25,4 @@ class Subject:
 
     @property
     def on_cpu(self) -> bool:
-        return self.get("trainer.device") == "cpu"
+        return bool(self.get("trainer.device") == "cpu")

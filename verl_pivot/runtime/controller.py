@@ -173,6 +173,13 @@ class Controller:
             self._examined.add(slot_id)
             self._tasks.spawn(self._examine(slot, error))
 
+    async def examine(self, slot_id: int, role: Role, error: str) -> None:
+        """Like ``suspect``, and returns when the engine has answered or its slot is out of service: a client that
+        asks for another engine then does not get the same dead one."""
+        slot = self._table[slot_id]
+        if slot.is_serving(role) and not self._stopped:
+            await self._examine(slot, error)
+
     async def _examine(self, slot: Slot, suspicion: str) -> None:
         try:
             lost = await self._monitor.ask(slot)
@@ -184,6 +191,18 @@ class Controller:
     def _lose(self, lost: LostEngine) -> None:
         if not self._stopped:
             self._executor.lose(lost)
+
+    def hopeless(self) -> str | None:
+        """Why the run cannot go on: the controller stopped, or a role has no slot left that could ever take it."""
+        if self._error is not None:
+            return f"the controller stopped working: {self._error!r}"
+        given_up = self._executor.given_up
+        for role in (Role.ROLLOUT, Role.GENRM):
+            hosts = self._table.hosting(role)
+            if hosts and all(slot.slot_id in given_up for slot in hosts):
+                reasons = "; ".join(f"slot {slot.slot_id}: {given_up[slot.slot_id]}" for slot in hosts)
+                return f"no slot is left that could serve {role}: {reasons}"
+        return None
 
     # ---- looking and planning -----------------------------------------------------------------------------------
 

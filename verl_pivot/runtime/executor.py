@@ -39,6 +39,8 @@ class Executor:
         self._recovery = Recovery(ports, lease, self._changed)
         self._costs = ShiftCostTracker()
         self.last_shift_s: float | None = None
+        self.given_up: dict[int, str] = {}
+        """Slots that stay failed for the rest of the run, with the reason."""
 
     def costs(self) -> ShiftCosts:
         """What shifts took so far."""
@@ -119,6 +121,7 @@ class Executor:
             self._ports.events.emit("slot_recovered", slot=slot.slot_id, role=str(slot.role))
         else:
             logger.error("slot %d stays failed: %s", slot.slot_id, problem)
+            self.given_up[slot.slot_id] = problem
         self._changed()
 
     def _changed(self) -> None:

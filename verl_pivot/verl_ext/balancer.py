@@ -1,7 +1,7 @@
 """The rollout balancer: verl's, with slots that come and go and requests that wait instead of failing.
 
 Lives inside the control-plane actor, where the controller masks and admits slots without a remote call; agent-loop
-workers reach it through that actor with verl's own protocol (verl/workers/rollout/router.py:59, ``LoadBalancerProtocol``).
+workers reach it through that actor with verl's protocol (``LoadBalancerProtocol``, verl/workers/rollout/router.py:59).
 """
 
 from __future__ import annotations

@@ -190,6 +190,10 @@ class ControlPlane:
         """A new policy version is in the store: every awake rollout engine serves it when this returns."""
         return await self._running().publish(version)
 
+    async def hopeless(self) -> str | None:
+        """Why the run cannot go on; None while it can."""
+        return self._running().hopeless()
+
     async def status(self) -> dict[str, Any]:
         return self._running().status()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 
 import ray
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -31,6 +32,8 @@ from verl_pivot.verl_ext.server_manager import SlotServerManager, release_anchor
 logger = logging.getLogger(__name__)
 
 SHARED_POOL = "shift_pool"
+CHECK_INTERVAL_S = 2.0
+CHECK_TIMEOUT_S = 60.0
 CONTROL_CONCURRENCY = 100_000  # one waiting coroutine for each sequence that waits for a server
 
 
@@ -63,6 +66,7 @@ class Deployment:
         record.forward(lambda event: self.control_plane.observe.remote(event))
         self._router_ref = self.control_plane.start_router.remote()
         self.servers: SlotServerManager | None = None
+        self._checked_s = 0.0
 
     # ---- start-up -----------------------------------------------------------------------------------------------
 
@@ -149,6 +153,18 @@ class Deployment:
         """Every awake rollout engine serves ``version`` when this returns."""
         self._record.published(version, published_bytes, publish_s)
         return ray.get(self.control_plane.publish.remote(version))
+
+    def check(self) -> None:
+        """Called while the trainer waits for samples.
+
+        Raises RuntimeError when nothing will ever come: a role has no slot left, or the control plane is gone.
+        """
+        if time.monotonic() - self._checked_s < CHECK_INTERVAL_S:
+            return
+        self._checked_s = time.monotonic()
+        reason = ray.get(self.control_plane.hopeless.remote(), timeout=CHECK_TIMEOUT_S)
+        if reason is not None:
+            raise RuntimeError(f"resource_shift: {reason}")
 
     def metrics(self) -> dict[str, float]:
         return ray.get(self.control_plane.metrics.remote())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -85,7 +86,10 @@ class EngineGroup:
         )
 
     async def kill(self) -> None:
-        await self._call("kill_engine")
+        """Also of engines whose front end no longer answers or is gone: nothing of them may hold memory."""
+        for record in self._servers:
+            with contextlib.suppress(EngineDead):
+                await self._one(record, "kill_engine")
 
     async def restart(self) -> None:
         for record in self._servers:

@@ -42,11 +42,26 @@ class PPOTrainerResourceShift(PPOTrainer):
     def __init__(self, config: DictConfig) -> None:
         self.shift_config = resource_shift_config(config)
         super().__init__(config)
-        self.replay_buffer.poll_interval = self.shift_config.train.poll_interval_s
+        self._watch_while_sampling()
         self.deployment: Deployment | None = None
         self.record = RunRecord(config, self.shift_config)
         self._holds_lease = False
         self._lease_start_s = 0.0
+
+    def _watch_while_sampling(self) -> None:
+        """Poll often, and stop waiting when no sample can ever come.
+
+        Wraps ReplayBuffer._wait_for_next_poll on this instance (verl/trainer/ppo/v1/replay_buffer.py): the buffer has
+        no hook for its waiting, and its interval is not configurable. Remove when verl offers either.
+        """
+        self.replay_buffer.poll_interval = self.shift_config.train.poll_interval_s
+        wait = self.replay_buffer._wait_for_next_poll
+
+        def wait_and_check(partition_id: str, last_debug_time: float) -> float:
+            self.deployment.check()
+            return wait(partition_id, last_debug_time)
+
+        self.replay_buffer._wait_for_next_poll = wait_and_check
 
     # ---- start-up -----------------------------------------------------------------------------------------------
 

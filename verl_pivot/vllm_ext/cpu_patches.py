@@ -66,6 +66,25 @@ def _prepack_experts_again(module: ModuleType) -> None:
     method_class._setup_kernel = _setup_kernel
 
 
+def _clear_expert_padding(module: ModuleType) -> None:
+    experts_class = module.CPUUnquantizedExperts
+    pad = experts_class._pad_moe_intermediate
+
+    @functools.wraps(pad)
+    def _pad_moe_intermediate(self: Any, layer: Any) -> None:
+        size = self.moe_config.intermediate_size_per_partition
+        padded = self._padded_intermediate_size(self.moe_config)
+        if padded == size or layer.w13_weight.shape[1] != 2 * padded:
+            pad(self, layer)
+            return
+        # Gate rows are loaded at 0, up rows at `padded`; what follows each is left from the packed layout.
+        layer.w13_weight.data[:, size:padded] = 0
+        layer.w13_weight.data[:, padded + size :] = 0
+        layer.w2_weight.data[:, :, size:] = 0
+
+    experts_class._pad_moe_intermediate = _pad_moe_intermediate
+
+
 KEEP_LINEAR_WEIGHT = UpstreamPatch(
     name="keep-linear-weight",
     module="vllm.model_executor.layers.utils",
@@ -90,7 +109,19 @@ PREPACK_EXPERTS_AGAIN = UpstreamPatch(
     parameters=("self", "layer", "w13", "w2"),
     apply=_prepack_experts_again,
 )
-PATCHES = (KEEP_LINEAR_WEIGHT, PREPACK_EXPERTS_AGAIN)
+CLEAR_EXPERT_PADDING = UpstreamPatch(
+    name="clear-expert-padding",
+    module="vllm.model_executor.layers.fused_moe.experts.cpu_moe",
+    location="vllm/model_executor/layers/fused_moe/experts/cpu_moe.py:312-331",
+    reason="experts whose width is not a multiple of 32 are padded on the first load; prepacking them again, as the "
+    "patch above does, would pad the padded weights: a shape error",
+    remove_when="_pad_moe_intermediate accepts weights that are padded already",
+    versions=("0.28.0",),
+    target="CPUUnquantizedExperts._pad_moe_intermediate",
+    parameters=("self", "layer"),
+    apply=_clear_expert_padding,
+)
+PATCHES = (KEEP_LINEAR_WEIGHT, PREPACK_EXPERTS_AGAIN, CLEAR_EXPERT_PADDING)
 
 
 def _guarded(patch: UpstreamPatch) -> Hook:
