@@ -35,7 +35,7 @@ $(STAMP): pyproject.toml requirements/cpu.txt requirements/cpu-overrides.txt
 	@touch $@
 
 demo: env
-	bash recipes/quickstart/run.sh
+	PATH="$(abspath $(BIN)):$$PATH" bash recipes/quickstart/run.sh
 
 lint: env
 	$(BIN)/ruff check .
@@ -46,7 +46,8 @@ test: lint
 	$(BIN)/python -m pytest -q -m "not gpu"
 
 bench: env
-	bash benchmarks/run.sh
+	PATH="$(abspath $(BIN)):$$PATH" python benchmarks/deployments_cpu.py
+	PATH="$(abspath $(BIN)):$$PATH" python benchmarks/render.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis

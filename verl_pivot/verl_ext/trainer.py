@@ -17,7 +17,6 @@ from omegaconf import DictConfig
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.experimental.agent_loop import AgentLoopManager
-from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl.trainer.ppo.utils import Role as VerlRole
 from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
@@ -28,6 +27,7 @@ from verl_pivot.config.completion import resource_shift_config
 from verl_pivot.verl_ext.deployment import Deployment
 from verl_pivot.verl_ext.reward import ShiftRewardLoopManager
 from verl_pivot.verl_ext.run_record import RunRecord
+from verl_pivot.verl_ext.snapshot_worker import SnapshotActorWorker
 
 MODE = "resource_shift"
 
@@ -69,7 +69,7 @@ class PPOTrainerResourceShift(PPOTrainer):
         super()._init_resource_pool_mgr()
         if self.shift_config.train.mini_batches_per_step > 1:
             # Keeps the weights of the step's start, against which later mini-batches compute old_log_probs.
-            self.role_worker_mapping[VerlRole.Actor] = ray.remote(DetachActorWorker)
+            self.role_worker_mapping[VerlRole.Actor] = ray.remote(SnapshotActorWorker)
         self.deployment = Deployment(self.config, self.shift_config, self.record)
         self.deployment.add_pools(self.resource_pool_manager)
 
