@@ -229,8 +229,9 @@ def _draw_heading(figure: Figure, timeline: Timeline, events: Sequence[Event], h
         f"{timeline.wall_s:,.0f} s",
         f"{sum(shift_counts(events).values()):,} shifts",
         f"busy: {busy}",
+        run_id,
     ]
-    figure.text(0.062, 1 - 0.34 / height_in, f"Role timeline: {run_id}", fontsize=14, weight="bold", color=INK)
+    figure.text(0.062, 1 - 0.34 / height_in, "Roles of slots", fontsize=14, weight="bold", color=INK)
     figure.text(0.062, 1 - 0.62 / height_in, "   |   ".join(facts), fontsize=9.5, color=MUTED)
     handles: list[Any] = [Patch(facecolor=COLOURS[role], label=role) for role in ROLES]
     handles += [

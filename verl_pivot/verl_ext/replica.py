@@ -17,11 +17,8 @@ from verl.single_controller.ray import RayResourcePool
 from verl.workers.rollout.replica import RolloutMode
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMReplica
 
+from verl_pivot.verl_ext.anchor import SlotAnchor
 from verl_pivot.verl_ext.engine_host import HostedServerClass
-
-
-class SlotAnchor:
-    """An actor on one GPU of a slot that only tells where it is (Ray answers ``__ray_call__`` for it)."""
 
 
 def place_anchors(pool: RayResourcePool, device_name: str) -> list[ActorHandle]:
