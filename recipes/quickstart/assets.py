@@ -114,7 +114,7 @@ def _judged(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Example:
     response = task.draw_candidate(problem, rng)
     prompt = chat_ids(tokenizer, task.judge_prompt(problem, response))
     reply = task.judge_reply(problem, response)
-    return Example(prompt, reply_ids(tokenizer, reply), decisive=reply.rindex(" ") + 1)
+    return Example(prompt, reply_ids(tokenizer, reply), decisive=reply.rindex("claim"))
 
 
 Candidate = tuple[task.Problem, str]

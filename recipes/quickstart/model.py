@@ -18,16 +18,15 @@ class Example:
     prompt: list[int]
     reply: list[int]
     decisive: int | None = None
-    """Index of the reply token that all depends on; its loss weighs ten times as much."""
+    """Index in the reply from which on tokens are few but matter: their loss weighs five times as much."""
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.reply)
 
     def weights(self, width: int) -> list[float]:
         """Loss weight of each token of the padded row: prompt and padding have none."""
-        reply = [1.0] * len(self.reply)
-        if self.decisive is not None:
-            reply[self.decisive] = 10.0
+        plain = len(self.reply) if self.decisive is None else self.decisive
+        reply = [1.0] * plain + [5.0] * (len(self.reply) - plain)
         return [0.0] * len(self.prompt) + reply + [0.0] * (width - len(self))
 
 
