@@ -78,7 +78,8 @@ class HeldByRun:
             self._groups = self._found.groups()
         expected = {slot: 2 + (slot < self._variant.train) for slot in range(SLOTS)}
         counts = {slot: len(processes.group_pids(group)) for slot, group in sorted(self._groups.items())}
-        if counts != expected:
+        # An engine may start a helper for a moment, which then belongs to its slot as well.
+        if any(counts.get(slot, 0) < least for slot, least in expected.items()):
             raise NotPlaced(f"processes in the slots' control groups: {counts}, expected {expected}")
         self.usage_s()
 

@@ -20,6 +20,8 @@ from recipes.quickstart.model import Example, TrainingPlan, build_model, sample,
 from recipes.quickstart.tokenizer import build_tokenizer, chat_ids, reply_ids
 
 JUDGE_REPLY_TOKENS = 112
+COMPARISON_SHARE = 0.6
+"""Share of the judge's lessons that only compare two numbers; they are short, a quarter of all tokens."""
 Progress = Callable[[str, int, int], None]
 """Called with a stage's name, the steps done and the steps in all."""
 
@@ -110,6 +112,9 @@ def _answered(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Example
 
 
 def _judged(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Example:
+    if rng.random() < COMPARISON_SHARE:
+        start, verdict = task.draw_comparison(rng)
+        return Example(tokenizer.encode(start, add_special_tokens=False), reply_ids(tokenizer, verdict))
     problem = task.draw_problem(rng)
     response = task.draw_candidate(problem, rng)
     prompt = chat_ids(tokenizer, task.judge_prompt(problem, response))

@@ -1,17 +1,17 @@
 """The toy task: add a list of digits, in the open or by guessing, and judge such an answer.
 
-A question is ``7+5+8=?``. Two ways of answering are worth telling apart::
+A question is ``4+5+3=?``. Two ways of answering are worth telling apart::
 
-    work: 12+8=20            adds the first two numbers again and again; nearly always right
-    answer: 20
+    work: 4+5+3=9+3=12      adds the first two numbers again and again; nearly always right
+    answer: 12
 
-    answer: 23               a guess; nearly always wrong
+    answer: 15               a guess; nearly always wrong
 
 The policy is shown both ways (and a few broken ones), so it starts out torn between them and has something to learn.
 A judge sees question and response, adds the numbers itself and compares::
 
-    work: 12+8=20
-    claim: 23
+    work: 4+5+3=9+3=12
+    claim: 15
     verdict: no
 
 Everything here is text and random numbers: no model, no tokenizer. Used by ``prepare.py`` in its own process.
@@ -78,8 +78,8 @@ def is_correct(problem: Problem, response: str) -> bool:
 
 
 def addition_chain(terms: tuple[int, ...], add: Callable[[int, int], int] = lambda a, b: a + b) -> tuple[str, int]:
-    """``(7, 5, 8)`` -> ``("12+8=20", 20)``: the first two numbers are replaced by their sum until one is left."""
-    numbers, links = list(terms), []
+    """``(4, 5, 3)`` -> ``("4+5+3=9+3=12", 12)``: the first two numbers become their sum until one is left."""
+    numbers, links = list(terms), ["+".join(map(str, terms))]
     while len(numbers) > 1:
         numbers = [add(numbers[0], numbers[1]), *numbers[2:]]
         links.append("+".join(map(str, numbers)))
@@ -135,6 +135,14 @@ def judge_reply(problem: Problem, response: str) -> str:
     claim = claimed_answer(response)
     verdict = "yes" if claim == total else "no"
     return f"work: {chain}\nclaim: {'none' if claim is None else claim}\nverdict: {verdict}"
+
+
+def draw_comparison(rng: random.Random) -> tuple[str, str]:
+    """The end of a judge's reply, cut before its verdict, and that verdict: the hard part of judging, on its own."""
+    total = draw_problem(rng, lesson=True).answer
+    claims = (total, total, total, _near_miss(total, rng), _near_miss(total, rng), max(0, total + rng.randint(-5, 5)))
+    claim = rng.choice(claims)
+    return f"={total}\nclaim: {claim}\nverdict: ", "yes" if claim == total else "no"
 
 
 def draw_candidate(problem: Problem, rng: random.Random) -> str:

@@ -8,7 +8,7 @@ import time
 from multiprocessing import Process
 from typing import Any
 
-import numpy
+import numpy.random
 
 
 def report(connection: Any) -> None:
@@ -18,7 +18,6 @@ def report(connection: Any) -> None:
             "affinity": os.sched_getaffinity(0),
             "cwd": os.getcwd(),
             "random": (random.random(), float(numpy.random.random())),
-            "main": __import__("sys").modules["__main__"].__dict__.get("__file__"),
         }
     )
 

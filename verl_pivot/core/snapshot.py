@@ -58,6 +58,9 @@ class ReplicaLoad:
     """Tokens (prompt and generated) of all running sequences."""
     tokens_per_s: float = 0.0
     """Generated tokens per second over the last report interval."""
+    first_token_s: float = 0.0
+    """Mean seconds from a request's arrival at the engine to its first token, over the requests that got one since
+    the last report; 0 when none did. What a sequence that moves here pays."""
     kv_usage: float = 0.0
     """Share of the KV pool in use, 0 to 1."""
 

@@ -258,6 +258,8 @@ class Controller:
         while True:
             for lost in await self._monitor.collect():
                 self._lose(lost)
+            for seconds in self._monitor.take_first_tokens_s():
+                self._executor.add_migration(seconds)
             if self._clock.now_s() - emitted_s >= LOAD_EVENT_SPACING_S:
                 emitted_s = self._clock.now_s()
                 self._events.emit("load", **self._monitor.event(demand_of(self._admissions)))

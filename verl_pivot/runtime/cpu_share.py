@@ -90,6 +90,13 @@ def sweep_dead() -> list[str]:
     return sorted(set(removed))
 
 
+def groups_of(run_id: str) -> list[Path]:
+    """Folders of a run's groups that exist."""
+    prefix = _folder_prefix(run_id)
+    bases = {*_CgroupV1.bases(), *_CgroupV2.bases()}
+    return [folder for base in bases for folder in _folders(base / FOLDER) if folder.name.startswith(prefix)]
+
+
 class _Cgroup:
     """A folder for the run with one group a slot, in every hierarchy that takes part."""
 
@@ -270,7 +277,11 @@ def _v2_home() -> Path | None:
 
 def _run_folder(run_id: str) -> str:
     pid = os.getpid()
-    return f"{re.sub(r'[^A-Za-z0-9_-]', '_', run_id)}.{pid}.{_start_ticks(pid)}"
+    return f"{_folder_prefix(run_id)}{pid}.{_start_ticks(pid)}"
+
+
+def _folder_prefix(run_id: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_-]", "_", run_id) + "."
 
 
 def _owner_is_alive(run_folder: str) -> bool:

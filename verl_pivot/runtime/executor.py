@@ -46,6 +46,10 @@ class Executor:
         """What shifts took so far."""
         return self._costs.costs()
 
+    def add_migration(self, seconds: float) -> None:
+        """What a sequence waited for its first token: the price of moving one."""
+        self._costs.add_migration(seconds)
+
     def begin(self, shift: Shift) -> None:
         """Start one shift of a plan. Raises SlotError when the plan does not fit the slot or the lease."""
         slot = self._table[shift.slot_id]

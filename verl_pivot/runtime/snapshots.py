@@ -51,6 +51,7 @@ class LoadMonitor:
         self._silence_s = silence_s
         self._hides_dead = hides_dead
         self._loads: dict[int, tuple[int, ReplicaLoad]] = {}
+        self._first_tokens_s: list[float] = []
         self._heard: dict[int, tuple[int, float]] = {}
         self._fitters = {role: DecodeCostFitter() for role in INFERENCE_ROLES}
 
@@ -82,7 +83,14 @@ class LoadMonitor:
             self._heard[slot.slot_id] = (epoch, now_s)
             self._loads[slot.slot_id] = (epoch, load)
             self._fitters[role].add(load.running, load.context_tokens, load.tokens_per_s, now_s)
+            if load.first_token_s > 0:
+                self._first_tokens_s.append(load.first_token_s)
         return None
+
+    def take_first_tokens_s(self) -> list[float]:
+        """Times to the first token that were reported since the last call."""
+        taken, self._first_tokens_s = self._first_tokens_s, []
+        return taken
 
     def load_of(self, slot: Slot) -> ReplicaLoad:
         """Last report of the slot's serving engine; zeros when it has not reported since it took its role."""

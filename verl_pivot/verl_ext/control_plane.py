@@ -22,10 +22,13 @@ from verl_pivot.observe.events import EventLog
 from verl_pivot.observe.metrics import RunningMetrics
 from verl_pivot.runtime.controller import Controller
 from verl_pivot.runtime.cpu_share import CpuShares
+from verl_pivot.runtime.ports import EngineDead, EngineError
 from verl_pivot.runtime.slots import Slot, SlotTable
 from verl_pivot.store import ParameterStore
 from verl_pivot.verl_ext.balancer import ShiftBalancer
 from verl_pivot.verl_ext.engines import EngineGroup, ServerRecord
+
+SLEEPER_INTERVAL_S = 2.0
 
 
 @dataclass
@@ -71,7 +74,7 @@ class ControlPlane:
         self._shares = CpuShares.create(Path(store_dir).name, cpu_slots, config.slots.cpu_share) if cpu_slots else None
         self._controller: Controller | None = None
         self._groups: dict[tuple[int, Role], EngineGroup] = {}
-        self._lost_reports: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[None]] = set()
 
     # ---- wiring -------------------------------------------------------------------------------------------------
 
@@ -113,7 +116,8 @@ class ControlPlane:
         if self._router is not None:
             self._router.on_demand = self._controller.poke
             self._router.on_suspect = lambda slot_id, error: self._running().suspect(slot_id, Role.GENRM, error)
-        await self._place_engines()
+        for slot_id, role in self._groups:
+            await self._place(slot_id, role)
 
     def _adopt(
         self, slot_id: int, role: Role, servers: list[tuple[str, Any, str]], admissions: dict[Role, Any]
@@ -134,20 +138,22 @@ class ControlPlane:
             lambda record, old_url: self._on_relaunch(slot_id, role, record, old_url),
         )
 
-    async def _place_engines(self) -> None:
+    async def _place(self, slot_id: int, role: Role) -> None:
+        """Put a slot's engines into its CPU share, and write down which processes they are."""
         if self._shares is None:
             return
-        for (slot_id, _), group in self._groups.items():
-            for pid in await group.pids():
-                self._shares.place(slot_id, pid)
+        pids = await self._groups[slot_id, role].pids()
+        for pid in pids:
+            self._shares.place(slot_id, pid)
+        self._log.emit("engine", slot=slot_id, role=str(role), pids=pids)
 
     def _on_relaunch(self, slot_id: int, role: Role, record: ServerRecord, old_url: str) -> None:
         if role is Role.GENRM:
             self._router.register(record.url, slot_id, replaces=old_url)
         if self._shares is not None:
-            task = asyncio.ensure_future(self._place_engines())
-            self._lost_reports.add(task)
-            task.add_done_callback(self._lost_reports.discard)
+            task = asyncio.ensure_future(self._place(slot_id, role))
+            self._background.add(task)
+            task.add_done_callback(self._background.discard)
 
     async def place_trainer(self, pids_of_slot: dict[int, list[int]]) -> str:
         """Put the actor's processes into their slots' CPU share; returns what is enforced."""
@@ -161,12 +167,26 @@ class ControlPlane:
     async def start(self) -> None:
         """Bring every slot to its first role; a policy version must have been published."""
         await self._running().start()
+        watch = asyncio.ensure_future(self._watch_sleepers())
+        self._background.add(watch)
+
+    async def _watch_sleepers(self) -> None:
+        """An engine that dies asleep must be known before a shift wants it; the controller asks those that serve."""
+        while True:
+            await asyncio.sleep(SLEEPER_INTERVAL_S)
+            for (slot_id, role), group in self._groups.items():
+                try:
+                    await group.require_alive()
+                except EngineDead as error:
+                    self._running().engine_lost(slot_id, role, str(error))
+                except EngineError:
+                    continue  # whoever uses the engine next gets this error
 
     async def stop(self) -> None:
         """End of the run: no task, no CPU group and no HTTP server stays."""
         if self._controller is not None:
             await self._controller.stop()
-        for waiter in list(self._lost_reports):
+        for waiter in list(self._background):
             waiter.cancel()
         if self._router is not None:
             self._router_task.cancel()

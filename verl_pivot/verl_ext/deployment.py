@@ -21,6 +21,7 @@ from verl.utils.fs import copy_to_local
 from verl_pivot.config.layout import layout_from_config
 from verl_pivot.config.lookup import to_plain
 from verl_pivot.config.schema import ResourceShiftConfig
+from verl_pivot.runtime import janitor
 from verl_pivot.store import ParameterStore
 from verl_pivot.verl_ext.checkpoint_engine import BACKEND
 from verl_pivot.verl_ext.control_plane import ControlPlane
@@ -49,6 +50,7 @@ class Deployment:
         self._on_cpu = get_device_name() == "cpu"
         self._policy_dir = copy_to_local(config.actor_rollout_ref.model.path)
         self.store = ParameterStore.create(shift_config.store)
+        janitor.start(self.store.run_dir)
         self._tell_actor_the_store()
         self.host = self._start_host()
         self.control_plane: ActorHandle = (
@@ -67,6 +69,8 @@ class Deployment:
         self._router_ref = self.control_plane.start_router.remote()
         self.servers: SlotServerManager | None = None
         self._checked_s = 0.0
+        self._progress = (0, 0)
+        self._serving: ray.ObjectRef | None = None
 
     # ---- start-up -----------------------------------------------------------------------------------------------
 
@@ -147,12 +151,21 @@ class Deployment:
         ray.get(self.control_plane.release_train.remote(update_s))
 
     def train_progress(self, groups_ready: int, groups_needed: int) -> None:
-        self.control_plane.train_progress.remote(groups_ready, groups_needed)
+        """Tell the planner, when it changed, how far the next batch is."""
+        if (groups_ready, groups_needed) != self._progress:
+            self._progress = (groups_ready, groups_needed)
+            self.control_plane.train_progress.remote(groups_ready, groups_needed)
 
-    def publish(self, version: int, published_bytes: float, publish_s: float) -> dict[int, int]:
-        """Every awake rollout engine serves ``version`` when this returns."""
-        self._record.published(version, published_bytes, publish_s)
-        return ray.get(self.control_plane.publish.remote(version))
+    def serve(self, version: int) -> None:
+        """The store holds ``version``: awake rollout engines begin to load it, others will when they wake."""
+        self.wait_until_served()
+        self._serving = self.control_plane.publish.remote(version)
+
+    def wait_until_served(self) -> None:
+        """Returns when every awake rollout engine serves the version of the last ``serve``."""
+        if self._serving is not None:
+            ray.get(self._serving)
+            self._serving = None
 
     def check(self) -> None:
         """Called while the trainer waits for samples.

@@ -83,7 +83,13 @@ class EngineGroup:
             waiting=sum(report["waiting"] for report in reports),
             context_tokens=sum(report["context_tokens"] for report in reports),
             tokens_per_s=sum(report["tokens_per_s"] for report in reports),
+            first_token_s=max(report["first_token_s"] for report in reports),
         )
+
+    async def require_alive(self) -> None:
+        """Raises EngineDead when a process of these engines is gone; asks no more of them than that."""
+        if any(await self._call("is_dead")):
+            raise EngineDead(f"slot {self.slot_id} {self.role}: an engine process is gone")
 
     async def kill(self) -> None:
         """Also of engines whose front end no longer answers or is gone: nothing of them may hold memory."""
@@ -93,7 +99,7 @@ class EngineGroup:
 
     async def restart(self) -> None:
         for record in self._servers:
-            if not (await self._one(record, "load_report"))["dead"]:
+            if not await self._one(record, "is_dead"):
                 continue
             address, port = await self._one(record, "relaunch")
             old_url, record.url = record.url, f"http://{address}:{port}"

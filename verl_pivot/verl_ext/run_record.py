@@ -36,7 +36,7 @@ class RunRecord:
         self._n = config.actor_rollout_ref.rollout.n
         self._submitted = 0
         self._trained = 0
-        self._evicted = 0
+        self._dropped = 0
         self._responses = 0
         self._rewards = 0
         self._step_start_s = time.time()
@@ -45,6 +45,10 @@ class RunRecord:
 
     def prompts_submitted(self, count: int) -> None:
         self._submitted += count
+
+    def prompts_dropped(self, count: int) -> None:
+        """Groups that failed or grew too old: dropped by the replay buffer, replaced, not lost."""
+        self._dropped += count
 
     def step_begins(self, step: int) -> None:
         self._step_start_s = time.time()
@@ -66,11 +70,6 @@ class RunRecord:
         real = [(key, tag) for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
         prompts = {key.split("_")[0] for key, _ in real}
         self._trained += len(prompts)
-        self._evicted += int(
-            metrics.get("training/off_policy/evicted_samples", 0)
-            + metrics.get("training/filter_groups/evicted_samples", 0)
-            + metrics.get("training/rollout_failure/evicted_samples", 0)
-        )
         scores, extra = self._rewards_of([key for key, _ in real], batch.partition_id)
         self._responses += len(real)
         self._rewards += len(scores)
@@ -101,8 +100,8 @@ class RunRecord:
         return scores, extra
 
     def close(self, outcome: str, prompts_in_flight: int) -> None:
-        """``lost`` counts prompts that were neither trained on, nor evicted with a reason, nor still on their way."""
-        lost = self._submitted - self._trained - self._evicted - prompts_in_flight
+        """``lost`` counts prompts that were neither trained on, nor dropped with a reason, nor still on their way."""
+        lost = self._submitted - self._trained - self._dropped - prompts_in_flight
         self._log.emit(
             "run_end",
             outcome=outcome,
@@ -111,7 +110,7 @@ class RunRecord:
             responses=self._responses,
             rewards=self._rewards,
             submitted=self._submitted,
-            evicted=self._evicted,
+            dropped=self._dropped,
             in_flight=prompts_in_flight,
         )
         self._log.close()

@@ -35,6 +35,8 @@ class ShiftHttpServer(vLLMHttpServer):
         self._served_version: int | None = None
         self._launch_arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
         self._tokens = 0
+        self._arrived_s: dict[str, float] = {}
+        self._first_tokens_s: list[float] = []
         self._last_report = (time.monotonic(), 0)
 
     # ---- verl's hooks -------------------------------------------------------------------------------------------
@@ -73,7 +75,12 @@ class ShiftHttpServer(vLLMHttpServer):
     async def generate(self, *args: Any, **kwargs: Any) -> TokenOutput:
         """verl's generate; the version is fixed at admission, since a change of version aborts everything first."""
         version = self._served_version
-        output = await super().generate(*args, **kwargs)
+        request_id = kwargs["request_id"]
+        self._arrived_s[request_id] = time.monotonic()
+        try:
+            output = await super().generate(*args, **kwargs)
+        finally:
+            self._arrived_s.pop(request_id, None)
         output.extra_fields["global_steps"] = version
         return output
 
@@ -114,7 +121,7 @@ class ShiftHttpServer(vLLMHttpServer):
         if not self._awake and not self._weights_resident and get_device_name() != "cpu":
             await self.engine.wake_up(tags=["weights"])
         self._weights_resident = True
-        reported = await self.engine.collective_rpc("load_version", args=(path, version))
+        reported = await self.engine.collective_rpc("pivot_load_version", args=(path, version))
         if len(set(reported)) != 1:
             raise RuntimeError(f"workers of one engine report different versions: {sorted(set(reported))}")
         self._served_version = int(reported[0])
@@ -161,6 +168,10 @@ class ShiftHttpServer(vLLMHttpServer):
 
     # ---- load ---------------------------------------------------------------------------------------------------
 
+    def is_dead(self) -> bool:
+        """Whether the engine process is gone."""
+        return bool(self.engine.errored)
+
     def load_report(self) -> dict[str, Any]:
         """Load since the last call; ``dead`` when the engine process is gone."""
         if self.engine.errored:
@@ -181,7 +192,12 @@ class ShiftHttpServer(vLLMHttpServer):
             "waiting": len(states) - running,
             "context_tokens": context_tokens,
             "tokens_per_s": (self._tokens - last_tokens) / interval_s,
+            "first_token_s": self._take_first_token_s(),
         }
+
+    def _take_first_token_s(self) -> float:
+        waited, self._first_tokens_s = self._first_tokens_s, []
+        return sum(waited) / len(waited) if waited else 0.0
 
     def _count_tokens(self) -> None:
         """Count generated tokens at the one place that every front end (tokens, chat) passes.
@@ -193,7 +209,12 @@ class ShiftHttpServer(vLLMHttpServer):
         process_outputs = processor.process_outputs
 
         def counting(engine_core_outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            self._tokens += sum(len(output.new_token_ids) for output in engine_core_outputs)
+            for output in engine_core_outputs:
+                self._tokens += len(output.new_token_ids)
+                # vLLM's own id of a request is the caller's with a suffix.
+                arrived_s = self._arrived_s.pop(output.request_id.rsplit("-", 1)[0], None)
+                if arrived_s is not None:
+                    self._first_tokens_s.append(time.monotonic() - arrived_s)
             return process_outputs(engine_core_outputs, *args, **kwargs)
 
         processor.process_outputs = counting

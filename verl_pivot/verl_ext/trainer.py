@@ -8,6 +8,7 @@ publish before the next prompts go out; ``k`` keeps k batches of prompts ahead.
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -28,6 +29,8 @@ from verl_pivot.verl_ext.deployment import Deployment
 from verl_pivot.verl_ext.reward import ShiftRewardLoopManager
 from verl_pivot.verl_ext.run_record import RunRecord
 from verl_pivot.verl_ext.snapshot_worker import SnapshotActorWorker
+
+logger = logging.getLogger(__name__)
 
 MODE = "resource_shift"
 
@@ -59,9 +62,18 @@ class PPOTrainerResourceShift(PPOTrainer):
 
         def wait_and_check(partition_id: str, last_debug_time: float) -> float:
             self.deployment.check()
+            if partition_id == "train":
+                ready = len(self.replay_buffer.finished_keys[partition_id])
+                self.deployment.train_progress(ready, self._groups_needed())
             return wait(partition_id, last_debug_time)
 
         self.replay_buffer._wait_for_next_poll = wait_and_check
+        self.replay_buffer.refill_fn = self._replace_failed
+
+    def _replace_failed(self, num_prompts: int) -> int:
+        """Groups that failed, or grew too old, were dropped with a reason; as many new prompts go out."""
+        self.record.prompts_dropped(num_prompts)
+        return self._add_prompts_to_generate(num_prompts)
 
     # ---- start-up -----------------------------------------------------------------------------------------------
 
@@ -81,6 +93,7 @@ class PPOTrainerResourceShift(PPOTrainer):
 
     def on_init_end(self) -> None:
         self._publish()
+        self.deployment.wait_until_served()
         self.deployment.start()
 
     def get_llm_client(self) -> LLMServerClient:
@@ -92,6 +105,7 @@ class PPOTrainerResourceShift(PPOTrainer):
     def fit(self, agent_loop_manager: AgentLoopManager) -> None:
         """verl's loop; whatever ends it, engines, shared memory and the record are put in order."""
         outcome = "failed"
+        self.record.prompts_submitted(self._restored_tq_prompt_count)
         try:
             super().fit(agent_loop_manager)
             outcome = "finished"
@@ -99,7 +113,7 @@ class PPOTrainerResourceShift(PPOTrainer):
             outcome = "interrupted"
             raise
         finally:
-            self.record.close(outcome, self._prompts_in_flight())
+            self.record.close(outcome, _prompts_in_flight())
             self.deployment.close()
             self.record.write_outputs()
 
@@ -126,7 +140,10 @@ class PPOTrainerResourceShift(PPOTrainer):
     def on_step_end(self) -> None:
         with marked_timer("update_weights", self.timing_raw, color="red"):
             self._pending_sync_metrics = self._publish()
-        self._release_lease(time.perf_counter() - self._lease_start_s)
+            # The slots of training go back while the other engines still load the new version.
+            self._release_lease(time.perf_counter() - self._lease_start_s)
+            if self.shift_config.staleness == 0:
+                self.deployment.wait_until_served()
 
     def on_validate_begin(self) -> None:
         if self._holds_lease:
@@ -137,13 +154,14 @@ class PPOTrainerResourceShift(PPOTrainer):
         self._holds_lease = False
 
     def _publish(self) -> dict[str, float]:
-        """Publish the actor's weights as version ``global_steps`` and let awake engines serve them."""
+        """Publish the actor's weights as version ``global_steps``; awake engines begin to load them."""
         start_s = time.perf_counter()
         metrics: dict[str, float] = {}
         with self.record.span("publish"):
             for sent in ray.get(self.actor_rollout_wg.update_weights(global_steps=self.global_steps, mode="auto")):
                 metrics.update(sent or {})
-        self.deployment.publish(self.global_steps, metrics.get("publish_bytes", 0.0), time.perf_counter() - start_s)
+        self.record.published(self.global_steps, metrics.get("publish_bytes", 0.0), time.perf_counter() - start_s)
+        self.deployment.serve(self.global_steps)
         return {f"{MODE}/{name}": value for name, value in metrics.items()}
 
     def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
@@ -203,8 +221,13 @@ class PPOTrainerResourceShift(PPOTrainer):
     def _groups_needed(self) -> int:
         return self.config.data.train_batch_size // self.parameter_sync_step
 
-    def _prompts_in_flight(self) -> int:
+
+def _prompts_in_flight() -> int:
+    try:
         return trainer_base._count_tq_prompt_groups()
+    except Exception:  # the run may be ending because the queue is gone
+        logger.exception("resource_shift: prompts in flight could not be counted")
+        return 0
 
 
 @contextlib.contextmanager

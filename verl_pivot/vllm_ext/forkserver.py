@@ -197,6 +197,8 @@ def _enter(environ: dict[str, str], affinity: set[int], preloaded: tuple[str, ..
             "forks would be unsound: take the module that starts them out of preload_extra"
         )
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # the server is our parent in the kernel's eyes
+    if seal is not None and os.getppid() != seal.SERVER_PID:  # and was gone before we said so
+        os.kill(os.getpid(), signal.SIGKILL)
     missing = [name for name in preloaded if name not in sys.modules]
     if missing:
         logger.warning("the engine fork server could not import %s: engines start slowly", ", ".join(missing))

@@ -20,6 +20,7 @@ def _other_threads() -> tuple[str, ...]:
 gc.collect()
 gc.freeze()
 
+SERVER_PID = os.getpid()
 OTHER_THREADS = _other_threads()
 """Kernel names of threads that preloading left behind. fork copies only the calling one, and what another held locked
 at that moment stays locked in the child for ever."""
