@@ -2,9 +2,10 @@
 
     python benchmarks/deployments_cpu.py
 
-Measures verl's colocated deployment, its disaggregated one (the best of several splits of the slots), the same with
-``enable_switch``, and resource_shift; writes ``benchmarks/results/deployments_cpu.json``. ``--only NAME`` measures a
-part again and leaves the rest of the file as it is. Needs the machine to itself.
+Measures verl's colocated deployment, its disaggregated one in several splits of the slots, the best of them with
+``enable_switch``, and resource_shift with several training pools; writes
+``benchmarks/results/deployments_cpu.json``. ``--only NAME`` measures a part again and leaves the rest of the file as
+it is. Needs the machine to itself.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -25,16 +27,13 @@ from rich.table import Table  # noqa: E402
 
 from benchmarks.deployments import results  # noqa: E402
 from benchmarks.deployments.launch import DeploymentFailed, DeploymentRun, Limits  # noqa: E402
-from benchmarks.deployments.variants import SLOTS, SPLITS, Variant  # noqa: E402
+from benchmarks.deployments.variants import SLOTS, SPLITS, Variant, resource_shift, switching  # noqa: E402
 from benchmarks.deployments.workload import Workload, make_assets  # noqa: E402
 
 GROUPS = ("verl_colocated", "verl_disaggregated", "verl_enable_switch", "resource_shift")
-TRIAL_STEPS, TRIAL_WARMUP = 2, 1
-
-
-def resource_shift(staleness: int, train: int) -> Variant:
-    """Slots begin with one judge; they move from there."""
-    return Variant("resource_shift", train, rollout=SLOTS - train - 1, judge=1, staleness=staleness)
+TRAIN_POOLS = {0: (2, 4), 1: (1, 2)}
+"""Staleness -> training pools of resource_shift to try. On-policy training has the slots to itself, so it can use many;
+training beside generation needs few."""
 
 
 class Benchmark:
@@ -50,65 +49,35 @@ class Benchmark:
         if options.only and options.out.exists():
             earlier = json.loads(options.out.read_text())
             if results.same_conditions(self.document, earlier):
-                for part in ("trials", "deployments"):
-                    self.document[part] = earlier[part]
+                self.document["deployments"] = earlier["deployments"]
 
     def run(self) -> None:
         """Groups in order; a deployment that fails is reported and left out."""
-        if self._wanted("verl_colocated"):
-            self._measure(Variant("colocated", SLOTS))
-        if self._wanted("verl_disaggregated"):
-            self._measure_best(list(SPLITS))
-        if self._wanted("verl_enable_switch"):
-            self._measure(self._switching())
-        if self._wanted("resource_shift"):
-            for staleness in (0, 1):
-                self._measure_best([resource_shift(staleness, train) for train in self._options.train])
-
-    def _wanted(self, group: str) -> bool:
-        return not self._options.only or group in self._options.only
-
-    def _switching(self) -> Variant:
-        """``enable_switch`` on the split that did best among those with rollout engines on training slots."""
-        trials = self.document["trials"]
-        tried = {split.name: split for split in SPLITS if split.hybrid and split.name in trials}
-        split = tried[results.best({name: trials[name] for name in tried})] if tried else SPLITS[0]
-        return Variant("enable_switch", split.train, split.rollout, split.judge)
-
-    def _measure_best(self, candidates: list[Variant]) -> None:
-        """Short runs of all candidates, a full one of the best."""
-        if len(candidates) > 1:
-            for variant in candidates:
-                self._trial(variant)
-            trials = {v.name: self.document["trials"][v.name] for v in candidates}
-            if all("error" in trial for trial in trials.values()):
-                return
-            candidates = [v for v in candidates if v.name == results.best(trials)]
-        self._measure(candidates[0])
-
-    def _trial(self, variant: Variant) -> None:
-        try:
-            runs, details = self._runs_of(variant, TRIAL_STEPS, TRIAL_WARMUP, 1)
-        except DeploymentFailed as error:
-            self._report_failure(variant, error)
-            self.document["trials"][variant.name] = {"error": str(error)}
-        else:
-            self.document["trials"][variant.name] = results.entry(variant, runs, self._options.share, details)
-        self.save()
+        groups = {
+            "verl_colocated": lambda: [Variant("colocated", SLOTS)],
+            "verl_disaggregated": lambda: SPLITS,
+            "verl_enable_switch": lambda: [switching(self.document["deployments"])],
+            "resource_shift": lambda: [resource_shift(s, train) for s, pools in TRAIN_POOLS.items() for train in pools],
+        }
+        for group, variants in groups.items():
+            if not self._options.only or group in self._options.only:
+                for name in [name for name in self.document["deployments"] if name.startswith(group)]:
+                    del self.document["deployments"][name]
+                for variant in variants():
+                    self._measure(variant)
 
     def _measure(self, variant: Variant) -> None:
-        deployments = self.document["deployments"]
-        for name in [name for name, entry in deployments.items() if _replaces(variant, entry, name)]:
-            del deployments[name]
         try:
-            runs, details = self._runs_of(variant, self._options.steps, self._options.warmup, self._options.repeat)
+            runs, details = self._runs_of(variant)
         except DeploymentFailed as error:
-            self._report_failure(variant, error)
+            self.failed.append(variant.name)
+            self._console.print(f"[bold red]failed[/] {error}")
         else:
-            deployments[variant.name] = results.entry(variant, runs, self._options.share, details)
+            self.document["deployments"][variant.name] = results.entry(variant, runs, self._options.share, details)
         self.save()
 
-    def _runs_of(self, variant: Variant, steps: int, warmup: int, repeat: int) -> tuple[list[Any], dict[str, Any]]:
+    def _runs_of(self, variant: Variant) -> tuple[list[Any], dict[str, Any]]:
+        steps, warmup, repeat = self._options.steps, self._options.warmup, self._options.repeat
         timed, details = [], {}
         limits = Limits(self._options.start_timeout, self._options.step_timeout)
         for number in range(repeat):
@@ -139,20 +108,9 @@ class Benchmark:
             )
         return timed, details
 
-    def _report_failure(self, variant: Variant, error: DeploymentFailed) -> None:
-        self.failed.append(variant.name)
-        self._console.print(f"[bold red]failed[/] {error}")
-
     def save(self) -> None:
         self._options.out.parent.mkdir(parents=True, exist_ok=True)
         self._options.out.write_text(json.dumps(results.finish(self.document), indent=1) + "\n")
-
-
-def _replaces(variant: Variant, entry: dict[str, Any], name: str) -> bool:
-    """A new measurement of a kind replaces the earlier one, whatever split it had."""
-    if variant.kind != "resource_shift" or entry["kind"] != "resource_shift":
-        return bool(entry["kind"] == variant.kind)
-    return name.startswith(f"resource_shift_staleness{variant.staleness}_")
 
 
 def table(document: dict[str, Any]) -> Table:
@@ -186,7 +144,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=REPOSITORY / "benchmarks" / "results" / "deployments_cpu.json")
     parser.add_argument("--repeat", type=int, default=1, help="runs of each deployment; their steps are pooled")
     parser.add_argument("--share", type=float, default=0.5, help="cores of one slot")
-    parser.add_argument("--train", type=int, nargs="+", default=[1, 2], help="training pools of resource_shift to try")
     parser.add_argument("--start-timeout", type=float, default=900.0, help="seconds a deployment may take to start")
     parser.add_argument("--step-timeout", type=float, default=240.0, help="seconds a step may take")
     options = parser.parse_args(arguments)
@@ -197,6 +154,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> int:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    # The same clean-up as for ctrl-C: no process of a deployment may survive.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     console = Console()
     benchmark = Benchmark(parse(arguments), console)
     benchmark.run()

@@ -56,7 +56,9 @@ def summarize(steps: Sequence[StepSample], n_slots: int, share: float) -> dict[s
         "response_tokens": tokens,
         "response_tokens_per_s": tokens / wall_s,
         "slot_busy_share": [cpu_s / (share * wall_s) for cpu_s in slot_cpu_s],
-        "role_cpu_s": _totals([step.role_cpu_s for step in steps]),
+        "role_busy_slots": {
+            role: cpu_s / (share * wall_s) for role, cpu_s in _totals([step.role_cpu_s for step in steps]).items()
+        },
         "cpu_s_per_1000_tokens": 1000 * sum(slot_cpu_s) / tokens if tokens else None,
         "bound_s": bound_s,
         "bound_fraction": bound_s / wall_s,

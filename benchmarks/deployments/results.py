@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -50,8 +50,8 @@ def new_document(workload: Workload, share: float, steps: int, warmup: int) -> d
         "warmup_steps": warmup,
         "bound_definition": BOUND_DEFINITION,
         "notes": list(NOTES),
-        "trials": {},
         "deployments": {},
+        "best": {},
         "ratios": {},
     }
 
@@ -69,6 +69,7 @@ def entry(
     by_run = [sum(s.response_tokens for s in run) / sum(s.wall_s for s in run) for run in runs]
     return {
         "kind": variant.kind,
+        "family": variant.family,
         "slots": {"train": variant.train, "rollout": variant.rollout, "genrm": variant.judge},
         "hybrid": variant.hybrid,
         "staleness": STALENESS_NOTE[variant.kind],
@@ -80,9 +81,26 @@ def entry(
 
 
 def finish(document: dict[str, Any]) -> dict[str, Any]:
-    """Compute what depends on several deployments."""
-    document["ratios"] = compare(document["deployments"])
+    """Compute what depends on several deployments: the best of each family, and ratios between those."""
+    deployments = document["deployments"]
+    document["best"] = best(deployments)
+    document["ratios"] = compare({name: deployments[name] for name in document["best"].values()})
     return document
+
+
+def best(deployments: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Family -> its deployment with the most response tokens a second. A family is a way to deploy at one staleness;
+    its members differ in how they split the slots."""
+    found: dict[str, str] = {}
+    for name, figures in deployments.items():
+        family = figures["family"]
+        if family not in found or _rate(figures) > _rate(deployments[found[family]]):
+            found[family] = name
+    return found
+
+
+def _rate(figures: Mapping[str, Any]) -> float:
+    return float(figures["response_tokens_per_s"])
 
 
 def observed_figures(report: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -91,14 +109,6 @@ def observed_figures(report: dict[str, Any] | None) -> dict[str, Any] | None:
         return None
     kept = ("busy_fraction", "busy_seconds", "slot_seconds", "idle_seconds", "shift_counts", "shift_outcomes")
     return {key: report[key] for key in (*kept, "sequences_migrated", "lost", "publish_s", "no_shift_reasons")}
-
-
-def best(trials: dict[str, dict[str, Any]]) -> str:
-    """Name of the trial with the most response tokens a second. Raises ValueError when none got through."""
-    rates = {name: trial["response_tokens_per_s"] for name, trial in trials.items() if "error" not in trial}
-    if not rates:
-        raise ValueError(f"no split got through: {', '.join(trials)}")
-    return max(rates, key=lambda name: rates[name])
 
 
 def _version(package: str) -> str | None:

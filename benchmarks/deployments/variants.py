@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from benchmarks.deployments import shm_backend
 from benchmarks.deployments.workload import JUDGE_TEMPLATE_TOKENS, MAX_PROMPT_TOKENS, Assets, Workload
@@ -29,6 +29,11 @@ class Variant:
     """separate_async only: rollout engines on the training slots as well (verl's default)."""
     staleness: int = 0
     """resource_shift only; see ``staleness_note`` for the others."""
+
+    @property
+    def family(self) -> str:
+        """What the variant is one split of."""
+        return f"resource_shift_staleness{self.staleness}" if self.kind == "resource_shift" else f"verl_{self.kind}"
 
     @property
     def name(self) -> str:
@@ -65,7 +70,20 @@ SPLITS = (
     Variant("disaggregated", train=1, rollout=1, judge=2),
     Variant("disaggregated", train=1, rollout=2, judge=1, hybrid=False),
 )
-"""The splits of four slots that can be expected to do well; short runs decide."""
+"""The splits of four slots that can be expected to do well; the best one counts."""
+
+
+def resource_shift(staleness: int, train: int) -> Variant:
+    """Slots outside the training pool begin with one judge and move from there."""
+    judge = 1 if train < SLOTS else 0
+    return Variant("resource_shift", train, rollout=SLOTS - train - judge, judge=judge, staleness=staleness)
+
+
+def switching(deployments: Mapping[str, Mapping[str, Any]]) -> Variant:
+    """``enable_switch`` on the measured split that did best among those with rollout engines on training slots."""
+    measured = [split for split in SPLITS if split.hybrid and split.name in deployments]
+    split = max(measured, key=lambda split: deployments[split.name]["response_tokens_per_s"], default=SPLITS[0])
+    return Variant("enable_switch", split.train, split.rollout, split.judge)
 
 
 def overrides(variant: Variant, workload: Workload, assets: Assets, run: Path, steps: int, share: float) -> list[str]:
@@ -187,8 +205,11 @@ def _resource_shift(variant: Variant, workload: Workload, run: Path, share: floa
 
 
 def _pools(variant: Variant) -> list[str]:
+    train = f"trainer.n_gpus_per_node={variant.train}"
+    if variant.train == SLOTS:
+        return [train, "reward.reward_model.enable_resource_pool=false"]
     return [
-        f"trainer.n_gpus_per_node={variant.train}",
+        train,
         "actor_rollout_ref.rollout.nnodes=1",
         f"actor_rollout_ref.rollout.n_gpus_per_node={variant.rollout}",
         "reward.reward_model.enable_resource_pool=true",
@@ -215,7 +236,3 @@ def _hydra(value: object) -> str:
     if isinstance(value, dict):
         return "{" + ",".join(f"{key}:{_hydra(child)}" for key, child in value.items()) + "}"
     return json.dumps(value)
-
-
-def names(variants: Sequence[Variant]) -> list[str]:
-    return [variant.name for variant in variants]

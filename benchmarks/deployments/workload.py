@@ -25,13 +25,13 @@ class Workload:
     responses_per_prompt: int = 8
     mini_batches_per_step: int = 4
     """Optimizer updates in a step, in every deployment."""
-    micro_batch: int = 4
+    micro_batch: int = 2
     """Sequences of one forward and backward pass; verl pads them to the longest on a CPU."""
     rollout: LengthScheme = field(default_factory=lambda: LengthScheme(60, 1.0, 1000, seed=1))
     judge: LengthScheme = field(default_factory=lambda: LengthScheme(40, 0.9, 400, seed=2))
-    hidden: int = 256
-    layers: int = 4
-    intermediate: int = 512
+    hidden: int = 192
+    layers: int = 3
+    intermediate: int = 384
     kv_cache_bytes: int = 128 * 1024 * 1024
     max_num_seqs: int = 64
     dataset_prompts: int = 512
@@ -103,7 +103,7 @@ def _write_model(workload: Workload, folder: Path, seed: int) -> None:
         intermediate_size=workload.intermediate,
         num_hidden_layers=workload.layers,
         num_attention_heads=workload.hidden // 64,
-        num_key_value_heads=max(1, workload.hidden // 128),
+        num_key_value_heads=1,
         head_dim=64,
         max_position_embeddings=2048,
         tie_word_embeddings=False,

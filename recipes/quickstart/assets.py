@@ -19,9 +19,9 @@ from recipes.quickstart import task
 from recipes.quickstart.model import Example, TrainingPlan, build_model, sample, train
 from recipes.quickstart.tokenizer import build_tokenizer, chat_ids, reply_ids
 
-JUDGE_REPLY_TOKENS = 112
+JUDGE_REPLY_TOKENS = 128
 COMPARISON_SHARE = 0.6
-"""Share of the judge's lessons that only compare two numbers; they are short, a quarter of all tokens."""
+"""Share of the judge's lessons that only compare two numbers; they are short, a third of all tokens."""
 Progress = Callable[[str, int, int], None]
 """Called with a stage's name, the steps done and the steps in all."""
 
@@ -113,8 +113,8 @@ def _answered(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Example
 
 def _judged(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Example:
     if rng.random() < COMPARISON_SHARE:
-        start, verdict = task.draw_comparison(rng)
-        return Example(tokenizer.encode(start, add_special_tokens=False), reply_ids(tokenizer, verdict))
+        start, rest = task.draw_comparison(rng)
+        return Example(tokenizer.encode(start, add_special_tokens=False), reply_ids(tokenizer, rest))
     problem = task.draw_problem(rng)
     response = task.draw_candidate(problem, rng)
     prompt = chat_ids(tokenizer, task.judge_prompt(problem, response))

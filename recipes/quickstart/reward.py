@@ -15,7 +15,7 @@ from verl_pivot.judge import JudgeClient, verdict_parser
 JUDGE_PROMPT = "response: {response}\nquestion: {question}"
 """The words that the judge was trained on."""
 
-ANSWER = re.compile(r"(?:\A|\n)answer: (\d{1,3})\s*\Z")
+ANSWER = re.compile(r"(?:\A|\n)answer: (\d{1,2})\s*\Z")
 
 
 @lru_cache
@@ -25,7 +25,7 @@ def judge_at(router_address: str, deadline_s: float) -> JudgeClient:
         prompt=JUDGE_PROMPT,
         parse_score=verdict_parser(yes="verdict: yes", no="verdict: no"),
         deadline_s=deadline_s,
-        max_tokens=112,
+        max_tokens=128,
         default_score=0.0,  # a judge that comes to no verdict did not find the answer right
     )
 

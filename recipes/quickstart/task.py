@@ -2,7 +2,7 @@
 
 A question is ``4+5+3=?``. Two ways of answering are worth telling apart::
 
-    work: 4+5+3=9+3=12      adds the first two numbers again and again; nearly always right
+    work: 9+3=12             adds the first two numbers again and again; nearly always right
     answer: 12
 
     answer: 15               a guess; nearly always wrong
@@ -10,8 +10,9 @@ A question is ``4+5+3=?``. Two ways of answering are worth telling apart::
 The policy is shown both ways (and a few broken ones), so it starts out torn between them and has something to learn.
 A judge sees question and response, adds the numbers itself and compares::
 
-    work: 4+5+3=9+3=12
+    work: 9+3=12
     claim: 15
+    check: 1/1 ok 2/5 no
     verdict: no
 
 Everything here is text and random numbers: no model, no tokenizer. Used by ``prepare.py`` in its own process.
@@ -36,7 +37,7 @@ _TERM_COUNTS = (2, 3, 4, 5, 6, 7, 8)
 _TERM_WEIGHTS = (15, 20, 20, 15, 12, 10, 8)
 _LESSON_WEIGHTS = (5, 8, 15, 18, 18, 18, 18)
 """More of the long ones, which hold more additions for their length."""
-_ANSWER = re.compile(r"(?:\A|\n)answer: (\d{1,3})\s*\Z")
+_ANSWER = re.compile(r"(?:\A|\n)answer: (\d{1,2})\s*\Z")
 
 SLIP_RATE = 0.04
 """Chance that one addition of a worked response is wrong."""
@@ -78,8 +79,8 @@ def is_correct(problem: Problem, response: str) -> bool:
 
 
 def addition_chain(terms: tuple[int, ...], add: Callable[[int, int], int] = lambda a, b: a + b) -> tuple[str, int]:
-    """``(4, 5, 3)`` -> ``("4+5+3=9+3=12", 12)``: the first two numbers become their sum until one is left."""
-    numbers, links = list(terms), ["+".join(map(str, terms))]
+    """``(4, 5, 3)`` -> ``("9+3=12", 12)``: the first two numbers become their sum until one is left."""
+    numbers, links = list(terms), []
     while len(numbers) > 1:
         numbers = [add(numbers[0], numbers[1]), *numbers[2:]]
         links.append("+".join(map(str, numbers)))
@@ -132,17 +133,25 @@ def judge_prompt(problem: Problem, response: str) -> str:
 def judge_reply(problem: Problem, response: str) -> str:
     """What a faultless judge says about ``response``."""
     chain, total = addition_chain(problem.terms)
-    claim = claimed_answer(response)
-    verdict = "yes" if claim == total else "no"
-    return f"work: {chain}\nclaim: {'none' if claim is None else claim}\nverdict: {verdict}"
+    return f"work: {chain}\n{_ruling(total, claimed_answer(response))}"
+
+
+def _ruling(total: int, claim: int | None) -> str:
+    """Compares digit by digit, each with its own small verdict: far easier to learn than yes or no at once."""
+    if claim is None:
+        return "claim: none\nverdict: no"
+    digits = zip(f"{total:02d}", f"{claim:02d}", strict=True)
+    check = " ".join(f"{ours}/{theirs} {'ok' if ours == theirs else 'no'}" for ours, theirs in digits)
+    return f"claim: {claim}\ncheck: {check}\nverdict: {'yes' if claim == total else 'no'}"
 
 
 def draw_comparison(rng: random.Random) -> tuple[str, str]:
-    """The end of a judge's reply, cut before its verdict, and that verdict: the hard part of judging, on its own."""
-    total = draw_problem(rng, lesson=True).answer
-    claims = (total, total, total, _near_miss(total, rng), _near_miss(total, rng), max(0, total + rng.randint(-5, 5)))
-    claim = rng.choice(claims)
-    return f"={total}\nclaim: {claim}\nverdict: ", "yes" if claim == total else "no"
+    """The end of a judge's reply, cut after the claim, and what follows: comparing, the hard part, on its own."""
+    problem = draw_problem(rng)
+    total = problem.answer
+    claim = rng.choice((total, total, _near_miss(total, rng), max(0, total + rng.randint(-5, 5))))
+    start, rest = _ruling(total, claim).split("\n", 1)
+    return f"{'=' if len(problem.terms) > 2 else 'work: '}{total}\n{start}\n", rest
 
 
 def draw_candidate(problem: Problem, rng: random.Random) -> str:
@@ -166,7 +175,7 @@ def _near_miss(total: int, rng: random.Random) -> int:
     """A wrong answer that looks right, or now and then the right one."""
     swapped = int(str(total)[::-1])
     wrong = (total + 1, total - 1, total + 10, total - 10, total + 2, swapped, total * 10, rng.randint(0, 99), total)
-    return max(0, rng.choice(wrong))
+    return min(99, max(0, rng.choice(wrong)))
 
 
 def _damage(text: str, rng: random.Random) -> str:

@@ -26,6 +26,8 @@ START_S = 600.0
 STEP_S = 240.0
 GONE_S = 30.0
 """Time for everything of a run to be gone after its end."""
+RAY_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
+"""Ray's own: when their raylet is killed they take a minute to notice, and hold nothing of the run."""
 
 
 class Run:
@@ -182,21 +184,21 @@ class Run:
 
     # ---- the end ------------------------------------------------------------------------------------------------
 
-    def remains(self, run_id: str | None = None) -> dict[str, Any]:
+    def remains(self, run_id: str | None, ignore: tuple[str, ...] = ()) -> dict[str, Any]:
         """What is left of the run: processes, files of the parameter store, control groups. Empty when it is clean."""
-        run_id = run_id or self._find_run_id()
+        running = {**processes.of_session(self.process.pid), **processes.naming(str(self.store))}
         left = {
-            "processes": {**processes.of_session(self.process.pid), **processes.naming(str(self.store))},
+            "processes": {pid: line for pid, line in running.items() if line not in ignore},
             "store": [str(path) for path in self.store.iterdir()] if self.store.exists() else [],
             "groups": [str(group) for group in processes.cpu_groups(run_id)] if run_id else [],
         }
         return {what: found for what, found in left.items() if found}
 
-    def assert_gone(self, deadline_s: float = GONE_S) -> None:
-        """Everything of the run goes away within ``deadline_s``."""
+    def assert_gone(self, ignore: tuple[str, ...] = (), deadline_s: float = GONE_S) -> None:
+        """Everything of the run goes away within ``deadline_s``, processes with a command line of ``ignore`` aside."""
         run_id = self._find_run_id()
-        processes.eventually(lambda: not self.remains(run_id), deadline_s)
-        left = self.remains(run_id)
+        processes.eventually(lambda: not self.remains(run_id, ignore), deadline_s)
+        left = self.remains(run_id, ignore)
         assert not left, f"{deadline_s:g} s after the end of the run there still are {left}\n{self.tail()}"
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 from e2e.accounts import assert_adds_up, assert_judged_once, assert_versions_served, staleness
-from e2e.launch import Run
+from e2e.launch import RAY_AGENTS, Run
 from e2e.toy_task import Assets, overrides, prompt_index
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.timeout(2400)]
@@ -52,7 +52,7 @@ def test_killed_and_resumed(start_run: Callable[..., Run], assets: Assets) -> No
     first.wait_load("rollout", step=2)
     os.kill(first.process.pid, signal.SIGKILL)
     first.wait_end()
-    first.assert_gone()
+    first.assert_gone(ignore=RAY_AGENTS)
 
     second = start_run({**settings, "trainer.total_training_steps": 5}, name="second")
     report = second.finish()

@@ -95,17 +95,21 @@ def test_the_main_script_is_not_imported_again(tmp_path: Path) -> None:
 
 def test_a_killed_child_is_noticed(server: Callable[..., Any]) -> None:
     server("forked_targets")
-    process = forkserver._EngineProcess(target=forked_targets.wait_for_ever)
+    process = forkserver._EngineProcess(target=forked_targets.wait_for_ever, daemon=True)
     process.start()
     os.kill(process.pid, signal.SIGKILL)
     assert multiprocessing.connection.wait([process.sentinel], timeout=5)
     assert process.exitcode == -signal.SIGKILL
 
 
-def test_children_die_with_the_server(server: Callable[..., Any]) -> None:
-    running = server("forked_targets")
-    process = forkserver._EngineProcess(target=forked_targets.wait_for_ever)
+@pytest.mark.parametrize("entered", [True, False])
+def test_children_die_with_the_server(server: Callable[..., Any], entered: bool) -> None:
+    running = server()
+    ours, theirs = multiprocessing.get_context("spawn").Pipe()
+    process = forkserver._EngineProcess(target=forked_targets.wait_for_ever, args=(theirs,), daemon=True)
     process.start()
+    if entered:
+        assert ours.poll(30)
     os.kill(running._forkserver_pid, signal.SIGKILL)
     deadline_s = time.monotonic() + 10
     while not _gone(process.pid) and time.monotonic() < deadline_s:
@@ -132,7 +136,7 @@ def test_a_killed_parent_leaves_no_orphans() -> None:
 
 def test_refuses_to_fork_a_server_with_threads(server: Callable[..., Any], capfd: pytest.CaptureFixture[str]) -> None:
     server("starts_a_thread")
-    process = forkserver._EngineProcess(target=forked_targets.wait_for_ever)
+    process = forkserver._EngineProcess(target=forked_targets.wait_for_ever, daemon=True)
     process.start()
     process.join(30)
     assert process.exitcode == 1
@@ -158,7 +162,7 @@ def test_says_which_variable_came_too_late(server: Callable[..., Any], monkeypat
     _report()
     monkeypatch.setenv("OMP_PROC_BIND", "true")
     with pytest.raises(forkserver.ForkServerError, match="OMP_PROC_BIND changed"):
-        forkserver._EngineProcess(target=forked_targets.wait_for_ever).start()
+        forkserver._EngineProcess(target=forked_targets.wait_for_ever, daemon=True).start()
 
 
 def test_preloads_are_settled_when_the_server_runs(server: Callable[..., Any]) -> None:

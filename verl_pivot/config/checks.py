@@ -43,6 +43,7 @@ def _layout_text(subject: Subject) -> str:
 CHECKS: tuple[Check, ...] = (
     Check("trainer", checks_features.trainer, lambda s: "v1 trainer"),
     Check("slots", _layout, _layout_text),
+    Check("nodes", checks_features.one_node, lambda s: "all pools have one node"),
     Check("features", checks_features.unsupported, lambda s: "nothing unsupported is switched on"),
     Check("planner", checks_features.planner, lambda s: str(s.get("trainer.resource_shift.planner.name"))),
     Check("reward model", checks_features.reward_model, lambda s: str(s.get("reward.reward_model.model_path"))),

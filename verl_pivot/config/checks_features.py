@@ -28,6 +28,19 @@ def trainer(subject: Subject) -> list[Finding]:
     return findings
 
 
+def one_node(subject: Subject) -> list[Finding]:
+    """Weights are shared through the memory of one node."""
+    pools = ["trainer.nnodes", f"{_ROLLOUT}.nnodes"]
+    if subject.get(f"{_JUDGE}.enable") and subject.get(f"{_JUDGE}.enable_resource_pool"):
+        pools.append(f"{_JUDGE}.nnodes")
+    problem = "the parameter store shares weights through the memory of one node; several nodes are not supported yet"
+    return [
+        error(option, subject.get(option), problem, f"set {option}=1 and keep all pools on one node")
+        for option in pools
+        if int(subject.get(option, 0)) > 1
+    ]
+
+
 _REFUSED: tuple[tuple[str, Any, str], ...] = (
     ("distillation.enabled", False, "teacher models have engines of their own that no role covers"),
     (

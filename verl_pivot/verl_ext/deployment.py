@@ -98,6 +98,7 @@ class Deployment:
         anchors = place_anchors(pools.resource_pool_dict["global_pool"], device)
         if SHARED_POOL in pools.resource_pool_dict:
             anchors += place_anchors(pools.resource_pool_dict[SHARED_POOL], device)
+        _require_one_node(anchors)
         server_kwargs = {"kv_cache_bytes": self._shift.engine.kv_cache_bytes} if self._on_cpu else {}
         self.servers = SlotServerManager(
             self._config, self.layout, anchors, self.control_plane, self.host, server_kwargs
@@ -192,3 +193,19 @@ class Deployment:
             except Exception:
                 logger.exception("resource_shift: %s did not end cleanly", method)
         self.store.close()
+
+
+def _require_one_node(anchors: list[ActorHandle]) -> None:
+    """Raises RuntimeError when Ray placed a pool on another node: its engines could not read the parameter store."""
+    here = ray.get_runtime_context().get_node_id()
+    nodes = ray.get(
+        [anchor.__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id()) for anchor in anchors]
+    )
+    elsewhere = sorted({node for node in nodes if node != here})
+    if elsewhere:
+        astray = sum(node != here for node in nodes)
+        raise RuntimeError(
+            f"resource_shift: {astray} of {len(nodes)} GPUs were placed on other nodes than the trainer"
+            f" ({', '.join(elsewhere)}), but the parameter store shares weights on one node only; start Ray "
+            "with all GPUs of the run on the trainer's node"
+        )

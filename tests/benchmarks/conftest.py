@@ -1,0 +1,8 @@
+"""``benchmarks`` is a folder of the repository, not of the installed package."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
