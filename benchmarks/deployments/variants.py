@@ -68,6 +68,7 @@ STALENESS_NOTE["enable_switch"] = STALENESS_NOTE["disaggregated"]
 SPLITS = (
     Variant("disaggregated", train=1, rollout=2, judge=1),
     Variant("disaggregated", train=1, rollout=1, judge=2),
+    Variant("disaggregated", train=2, rollout=1, judge=1),
     Variant("disaggregated", train=1, rollout=2, judge=1, hybrid=False),
 )
 """The splits of four slots that can be expected to do well; the best one counts."""

@@ -75,14 +75,14 @@ def make_assets(out: Path, settings: Settings, progress: Progress) -> dict[str, 
     learn("learning to add", lambda: _solved(tokenizer, rng), TrainingPlan(settings.scaled(600), 0.01, 3e-3))
     adder = {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
-    learn("policy", lambda: _answered(tokenizer, rng), TrainingPlan(settings.scaled(200), 0.005, 1e-3))
+    learn("policy", lambda: _answered(tokenizer, rng), TrainingPlan(settings.scaled(300), 0.006, 1e-3))
     _save(model, tokenizer, out / "policy")
     progress("sampling the policy", 0, 1)
     samples = _policy_samples(model, tokenizer, rng, settings.scaled(512))
     progress("sampling the policy", 1, 1)
 
     model.load_state_dict(adder)
-    learn("judge", lambda: _judged(tokenizer, rng), TrainingPlan(settings.scaled(500), 0.01, 2e-3))
+    learn("judge", lambda: _judged(tokenizer, rng), TrainingPlan(settings.scaled(800), 0.01, 2e-3))
     _save(model, tokenizer, out / "judge")
     made_up = _made_up(rng, settings.scaled(256))
     progress("measuring the judge", 0, 1)

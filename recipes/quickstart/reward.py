@@ -14,6 +14,8 @@ from verl_pivot.judge import JudgeClient, verdict_parser
 
 JUDGE_PROMPT = "response: {response}\nquestion: {question}"
 """The words that the judge was trained on."""
+JUDGE_REPLY_TOKENS = 128
+"""Enough for its longest reply."""
 
 ANSWER = re.compile(r"(?:\A|\n)answer: (\d{1,2})\s*\Z")
 
@@ -25,7 +27,7 @@ def judge_at(router_address: str, deadline_s: float) -> JudgeClient:
         prompt=JUDGE_PROMPT,
         parse_score=verdict_parser(yes="verdict: yes", no="verdict: no"),
         deadline_s=deadline_s,
-        max_tokens=128,
+        max_tokens=JUDGE_REPLY_TOKENS,
         default_score=0.0,  # a judge that comes to no verdict did not find the answer right
     )
 

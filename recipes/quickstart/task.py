@@ -43,7 +43,7 @@ SLIP_RATE = 0.04
 """Chance that one addition of a worked response is wrong."""
 AGAIN_SHARE = 0.2
 """Chance that a worked response is written down twice, which makes it longer."""
-WORKED_SHARE, GUESSED_SHARE = 0.50, 0.40
+WORKED_SHARE, GUESSED_SHARE = 0.55, 0.37
 """Shares of the two ways of answering; the rest is broken."""
 
 

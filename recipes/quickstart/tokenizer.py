@@ -7,7 +7,6 @@ vocabulary would leave a constant gap between rollout and training log-probabili
 from __future__ import annotations
 
 import string
-from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -57,7 +56,3 @@ def chat_ids(tokenizer: PreTrainedTokenizerFast, user: str) -> list[int]:
 def reply_ids(tokenizer: PreTrainedTokenizerFast, reply: str) -> list[int]:
     """Token ids of the assistant's ``reply``, with the token that ends it."""
     return [*tokenizer.encode(reply, add_special_tokens=False), tokenizer.eos_token_id]
-
-
-def save_tokenizer(tokenizer: PreTrainedTokenizerFast, directory: Path) -> None:
-    tokenizer.save_pretrained(directory)

@@ -76,7 +76,7 @@ def test_the_best_of_each_family_counts():
 
 
 def test_enable_switch_takes_the_best_split_that_has_hybrid_engines():
-    rates = {SPLITS[0].name: 5.0, SPLITS[1].name: 6.0, SPLITS[2].name: 9.0}
+    rates = {SPLITS[0].name: 5.0, SPLITS[1].name: 6.0, SPLITS[3].name: 9.0}
     chosen = switching({name: {"response_tokens_per_s": rate} for name, rate in rates.items()})
     assert (chosen.kind, chosen.rollout, chosen.judge, chosen.hybrid) == ("enable_switch", 1, 2, True)
     assert switching({}).rollout == SPLITS[0].rollout

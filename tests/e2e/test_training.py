@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Iterable
 
 import pytest
-from e2e.accounts import assert_adds_up, assert_judged_once, assert_versions_served, staleness
+from e2e.accounts import assert_adds_up, assert_judged_once, assert_versions_served, worst_staleness
 from e2e.launch import RAY_AGENTS, Run
 from e2e.toy_task import Assets, overrides, prompt_index
 
@@ -23,7 +23,7 @@ def test_synchronous(start_run: Callable[..., Run], assets: Assets) -> None:
     assert_adds_up(run, report, steps=[1, 2, 3], prompts=4, n=4)
     assert_judged_once(run, n=4)
     assert_versions_served(run, last=3)
-    assert staleness(run) == 0
+    assert worst_staleness(run) == 0
     assert report["probs_diff_max"] < 1e-5
     assert {"rollout->genrm", "genrm->rollout"} <= set(report["shift_counts"])
     assert any(shift.endswith("->train") for shift in report["shift_counts"])
@@ -59,8 +59,8 @@ def test_killed_and_resumed(start_run: Callable[..., Run], assets: Assets) -> No
     resumed = min(second.trained())
     assert resumed in (3, 5), "checkpoints were written at steps 2 and maybe 4"
     assert_adds_up(second, report, steps=list(range(resumed, 6)), prompts=4, n=4)
-    assert_versions_served(second, last=5)
-    assert max(staleness(first), staleness(second)) <= 1
+    assert_versions_served(second, last=5, staleness=1)
+    assert max(worst_staleness(first), worst_staleness(second)) <= 1
     trained = _prompts_of(first, range(1, resumed)) + _prompts_of(second, range(resumed, 6))
     assert len(set(trained)) == len(trained) == 20, "a prompt was lost, or trained on twice"
     second.assert_gone()

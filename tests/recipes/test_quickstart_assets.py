@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -16,16 +16,16 @@ sys.path.insert(0, str(ROOT))  # recipes are scripts of the repository, not part
 
 from recipes.quickstart import reward, task  # noqa: E402
 
-PROBLEM = task.Problem((7, 5, 8))
+PROBLEM = task.Problem((4, 5, 3))
 
 
 def test_a_problem_reads_and_adds() -> None:
-    assert (PROBLEM.question, PROBLEM.answer) == ("7+5+8=?", 20)
+    assert (PROBLEM.question, PROBLEM.answer) == ("4+5+3=?", 12)
 
 
 @pytest.mark.parametrize(
     ("terms", "chain"),
-    [((4, 9), "13"), ((7, 5, 8), "12+8=20"), ((1, 2, 3, 4), "3+3+4=6+4=10")],
+    [((4, 3), "7"), ((4, 5, 3), "9+3=12"), ((1, 2, 3, 4), "3+3+4=6+4=10")],
 )
 def test_addition_chain(terms: tuple[int, ...], chain: str) -> None:
     assert task.addition_chain(terms) == (chain, sum(terms))
@@ -34,33 +34,35 @@ def test_addition_chain(terms: tuple[int, ...], chain: str) -> None:
 @pytest.mark.parametrize(
     ("response", "claim"),
     [
-        ("answer: 20", 20),
-        ("work: 12+8=20\nanswer: 20", 20),
-        ("work: 12+8=20\nanswer: 21", 21),
-        ("answer: 20\nanswer: 21\n", 21),
-        ("answer: 020", 20),
-        ("work: 12+8=20", None),
+        ("answer: 12", 12),
+        ("work: 9+3=12\nanswer: 12", 12),
+        ("work: 9+3=12\nanswer: 13", 13),
+        ("answer: 12\nanswer: 13\n", 13),
+        ("answer: 7", 7),
+        ("answer: 120", None),
+        ("work: 9+3=12", None),
         ("answer: ", None),
-        ("answer: 20 or so", None),
-        ("the answer: 20", None),
-        ("answer: -20", None),
-        ("answer: 7+5+8", None),
-        ("answer: 20\nno idea", None),
+        ("answer: 12 or so", None),
+        ("the answer: 12", None),
+        ("answer: -12", None),
+        ("answer: 4+5+3", None),
+        ("answer: 12\nno idea", None),
         ("", None),
     ],
 )
 def test_claimed_answer_and_the_reward_function_read_alike(response: str, claim: int | None) -> None:
     assert task.claimed_answer(response) == claim
-    for truth in (20, 21):
+    for truth in (7, 12, 13):
         assert reward.is_right(response, str(truth)) == (claim == truth)
 
 
 @pytest.mark.parametrize(
     ("response", "reply"),
     [
-        ("work: 12+8=20\nanswer: 20", "work: 12+8=20\nclaim: 20\nverdict: yes"),
-        ("work: 13+8=21\nanswer: 21", "work: 12+8=20\nclaim: 21\nverdict: no"),
-        ("no idea", "work: 12+8=20\nclaim: none\nverdict: no"),
+        ("work: 9+3=12\nanswer: 12", "work: 9+3=12\nclaim: 12\ncheck: 1/1 ok 2/2 ok\nverdict: yes"),
+        ("work: 9+3=13\nanswer: 13", "work: 9+3=12\nclaim: 13\ncheck: 1/1 ok 2/3 no\nverdict: no"),
+        ("answer: 2", "work: 9+3=12\nclaim: 2\ncheck: 1/0 no 2/2 ok\nverdict: no"),
+        ("no idea", "work: 9+3=12\nclaim: none\nverdict: no"),
     ],
 )
 def test_a_faultless_judge(response: str, reply: str) -> None:
@@ -68,6 +70,7 @@ def test_a_faultless_judge(response: str, reply: str) -> None:
 
 
 @given(st.integers())
+@settings(deadline=None)
 def test_what_is_drawn_can_be_trained_on(seed: int) -> None:
     rng = random.Random(seed)
     problem = task.draw_problem(rng)
@@ -75,7 +78,17 @@ def test_what_is_drawn_can_be_trained_on(seed: int) -> None:
     assert task.is_correct(problem, task.worked_response(problem, rng))
     assert len(task.worked_response(problem, rng)) < task.MAX_RESPONSE_TOKENS
     assert len(task.draw_candidate(problem, rng)) <= task.MAX_RESPONSE_TOKENS
-    assert len(task.judge_reply(problem, task.draw_response(problem, rng))) < 112
+    assert len(task.judge_reply(problem, task.draw_response(problem, rng))) <= reward.JUDGE_REPLY_TOKENS
+
+
+@given(st.integers())
+@settings(deadline=None)
+def test_comparisons_are_ends_of_judge_replies(seed: int) -> None:
+    start, rest = task.draw_comparison(random.Random(seed))
+    total, claim = start.split("\n")[:2]
+    right = total.rpartition("=")[2].removeprefix("work: ") == claim.removeprefix("claim: ")
+    assert rest.endswith(f"verdict: {'yes' if right else 'no'}")
+    assert ("no " in rest or rest.endswith("no")) != right
 
 
 def test_shares_of_right_answers() -> None:
@@ -117,7 +130,7 @@ async def _ask_reward(verdict: str, response: str) -> dict[str, float]:
     app.router.add_post("/v1/chat/completions", chat)
     app.router.add_get("/v1/models", models)
     async with TestServer(app, host="127.0.0.1") as server:
-        row = {"ground_truth": "20", "extra_info": {"question": PROBLEM.question}, "data_source": "toy"}
+        row = {"ground_truth": "12", "extra_info": {"question": PROBLEM.question}, "data_source": "toy"}
         router = f"127.0.0.1:{server.port}"
         result = await reward.compute_score(solution_str=response, reward_router_address=router, **row)
         await close_session()
@@ -128,10 +141,10 @@ async def _ask_reward(verdict: str, response: str) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("verdict", "response", "score", "acc", "agrees"),
     [
-        ("verdict: yes", "answer: 20", 1.0, 1.0, 1.0),
-        ("verdict: no", "answer: 20", 0.0, 1.0, 0.0),
-        ("verdict: yes", "answer: 21", 1.0, 0.0, 0.0),
-        ("hm", "answer: 21", 0.0, 0.0, 1.0),
+        ("verdict: yes", "answer: 12", 1.0, 1.0, 1.0),
+        ("verdict: no", "answer: 12", 0.0, 1.0, 0.0),
+        ("verdict: yes", "answer: 13", 1.0, 0.0, 0.0),
+        ("hm", "answer: 13", 0.0, 0.0, 1.0),
     ],
 )
 async def test_the_judge_gives_the_reward_and_the_truth_is_logged(
@@ -156,7 +169,18 @@ def test_prepare_makes_complete_assets_once(tmp_path: Path, capsys: pytest.Captu
 
     from recipes.quickstart.prepare import main
 
-    arguments = ["--out", str(tmp_path), "--effort", "0.01", "--train-prompts", "40", "--val-prompts", "10"]
+    arguments = [
+        "--out",
+        str(tmp_path),
+        "--effort",
+        "0.01",
+        "--train-prompts",
+        "40",
+        "--val-prompts",
+        "10",
+        "--threads",
+        "1",
+    ]
     assert main(arguments) == 0
     meta = json.loads((tmp_path / "meta.json").read_text())
     assert meta["settings"]["effort"] == 0.01
@@ -175,11 +199,11 @@ def test_prepare_makes_complete_assets_once(tmp_path: Path, capsys: pytest.Captu
             == tokenizer.eos_token_id
             == tokenizer.convert_tokens_to_ids("<|im_end|>")
         )
-        text = "work: 12+8=20\nanswer: 20"
+        text = "work: 9+3=12\nanswer: 12"
         assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
-        chat = [{"role": "user", "content": "7+5+8=?"}]
+        chat = [{"role": "user", "content": "4+5+3=?"}]
         ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=True, return_dict=False)
-        assert tokenizer.decode(ids) == "<|im_start|>user\n7+5+8=?<|im_end|>\n<|im_start|>assistant\n"
+        assert tokenizer.decode(ids) == "<|im_start|>user\n4+5+3=?<|im_end|>\n<|im_start|>assistant\n"
         assert tokenizer.unk_token_id not in ids
         weights[name] = model.lm_head.weight
     assert not torch.equal(weights["policy"], weights["judge"])

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -80,6 +81,19 @@ worker = object.__new__(SnapshotActorWorker)
 worker._strategy_handlers, worker.config = None, SimpleNamespace(actor=SimpleNamespace(strategy="fsdp2"))
 report["handlers"] = [worker.copy_handler.__qualname__, worker.copy_handler is worker.copy_handler,
                       worker.restore_handler.__qualname__]
+
+import tiny_models
+from transformers import AutoConfig
+from verl.utils import model as model_utils
+path = tiny_models.model_dir(tiny_models.DENSE)
+critic = AutoConfig.from_pretrained(path, attn_implementation="sdpa", num_labels=1, classifier_dropout=0.0)
+try:
+    model_utils.load_valuehead_model.__wrapped__(path, torch.float32, critic, False)
+    report["unpatched_critic"] = "loaded"
+except Exception as error:
+    report["unpatched_critic"] = str(error.__cause__)
+loaded = model_utils.load_valuehead_model(path, torch.float32, critic, False)
+report["critic"] = list(loaded(torch.ones(1, 3, dtype=torch.long)).logits.shape)
 print(json.dumps(report))
 """
 
@@ -89,6 +103,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     rendezvous = tmp_path_factory.mktemp("group") / "rendezvous"
     environ = {**os.environ, "VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1"}
     environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    environ["PYTHONPATH"] = f"{Path(__file__).parent.parent}:{environ.get('PYTHONPATH', '')}"  # tiny_models
     command = [sys.executable, "-c", SCENARIO, str(rendezvous)]
     run = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=250)
     assert run.returncode == 0, run.stderr
@@ -115,6 +130,12 @@ def test_looking_back_at_old_weights_keeps_the_update(report: dict[str, Any]) ->
 @pytest.mark.contract
 def test_worker_uses_the_copy(report: dict[str, Any]) -> None:
     assert report["handlers"] == ["copying.<locals>.save_copies", True, "fsdp2_sharded_load_from_cpu"]
+
+
+@pytest.mark.contract
+def test_critic_has_the_attention_of_its_configuration(report: dict[str, Any]) -> None:
+    assert "flash" in report["unpatched_critic"].lower()
+    assert report["critic"] == [1, 3, 1]
 
 
 def module_with(function: Any) -> ModuleType:

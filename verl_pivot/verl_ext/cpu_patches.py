@@ -51,6 +51,18 @@ def _own_snapshot(original: Callable[..., Any]) -> Callable[..., Any]:
     return fsdp2_sharded_save_to_cpu
 
 
+def _configured_attention(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def load_valuehead_model(local_path: Any, torch_dtype: Any, model_config: Any, trust_remote_code: Any) -> Any:
+        from transformers import AutoModelForTokenClassification
+
+        return AutoModelForTokenClassification.from_pretrained(
+            local_path, torch_dtype=torch_dtype, config=model_config, trust_remote_code=trust_remote_code
+        )
+
+    return load_valuehead_model
+
+
 ONE_GLOO = VerlPatch(
     name="one-gloo",
     module="verl.utils.distributed",
@@ -72,7 +84,18 @@ OWN_SNAPSHOT = VerlPatch(
     remove_when="fsdp2_sharded_save_to_cpu copies, as its FSDP1 twin does",
     wrap=_own_snapshot,
 )
-PATCHES = (ONE_GLOO, OWN_SNAPSHOT)
+CONFIGURED_ATTENTION = VerlPatch(
+    name="configured-attention",
+    module="verl.utils.model",
+    function="load_valuehead_model",
+    parameters=("local_path", "torch_dtype", "model_config", "trust_remote_code"),
+    location="verl/utils/model.py:645",
+    reason='a critic is loaded with attn_implementation="flash_attention_2" whatever its configuration says, which '
+    "fails on a CPU",
+    remove_when="load_valuehead_model leaves the attention to the configuration, as the actor's loading does",
+    wrap=_configured_attention,
+)
+PATCHES = (ONE_GLOO, OWN_SNAPSHOT, CONFIGURED_ATTENTION)
 
 
 def apply(patch: VerlPatch, module: ModuleType) -> None:

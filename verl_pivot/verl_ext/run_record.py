@@ -35,6 +35,7 @@ class RunRecord:
         self._log = EventLog(self.directory / "trainer.jsonl", t0_unix_s=self.t0_unix_s)
         self._n = config.actor_rollout_ref.rollout.n
         self._submitted = 0
+        self._in_training = 0
         self._trained = 0
         self._dropped = 0
         self._responses = 0
@@ -45,6 +46,10 @@ class RunRecord:
 
     def prompts_submitted(self, count: int) -> None:
         self._submitted += count
+
+    def prompts_sampled(self, count: int) -> None:
+        """Groups that left the replay buffer for the present step; one that fails never trains on them."""
+        self._in_training += count
 
     def prompts_dropped(self, count: int) -> None:
         """Groups that failed or grew too old: dropped by the replay buffer, replaced, not lost."""
@@ -70,6 +75,7 @@ class RunRecord:
         real = [(key, tag) for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
         prompts = {key.split("_")[0] for key, _ in real}
         self._trained += len(prompts)
+        self._in_training = 0
         scores, extra = self._rewards_of([key for key, _ in real], batch.partition_id)
         self._responses += len(real)
         self._rewards += len(scores)
@@ -101,6 +107,7 @@ class RunRecord:
 
     def close(self, outcome: str, prompts_in_flight: int) -> None:
         """``lost`` counts prompts that were neither trained on, nor dropped with a reason, nor still on their way."""
+        prompts_in_flight += self._in_training
         lost = self._submitted - self._trained - self._dropped - prompts_in_flight
         self._log.emit(
             "run_end",

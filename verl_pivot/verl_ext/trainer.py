@@ -131,6 +131,7 @@ class PPOTrainerResourceShift(PPOTrainer):
         self.deployment.train_progress(self._groups_ready(), self._groups_needed())
 
     def on_sample_end(self) -> None:
+        self.record.prompts_sampled(self._groups_needed())
         if not self._holds_lease:
             with marked_timer("acquire_slots", self.timing_raw, color="cyan"):
                 self.deployment.acquire_train(self._groups_needed(), self._groups_needed())
