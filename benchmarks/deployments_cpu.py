@@ -31,7 +31,7 @@ from benchmarks.deployments.variants import SLOTS, SPLITS, Variant, resource_shi
 from benchmarks.deployments.workload import Workload, make_assets  # noqa: E402
 
 GROUPS = ("verl_colocated", "verl_disaggregated", "verl_enable_switch", "resource_shift")
-TRAIN_POOLS = {0: (2, 4), 1: (1, 2)}
+TRAIN_POOLS = {0: (2, 3), 1: (1, 2)}
 """Staleness -> training pools of resource_shift to try. On-policy training has the slots to itself, so it can use many;
 training beside generation needs few."""
 

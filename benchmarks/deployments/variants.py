@@ -75,8 +75,11 @@ SPLITS = (
 
 
 def resource_shift(staleness: int, train: int) -> Variant:
-    """Slots outside the training pool begin with one judge and move from there."""
-    judge = 1 if train < SLOTS else 0
+    """Slots outside the training pool begin with one judge, if they are two or more, and move from there.
+
+    verl refuses to start without a rollout pool (workers/rollout/llm_server.py), so training cannot have all slots.
+    """
+    judge = 1 if SLOTS - train > 1 else 0
     return Variant("resource_shift", train, rollout=SLOTS - train - judge, judge=judge, staleness=staleness)
 
 
@@ -206,13 +209,15 @@ def _resource_shift(variant: Variant, workload: Workload, run: Path, share: floa
 
 
 def _pools(variant: Variant) -> list[str]:
-    train = f"trainer.n_gpus_per_node={variant.train}"
-    if variant.train == SLOTS:
-        return [train, "reward.reward_model.enable_resource_pool=false"]
-    return [
-        train,
+    shared = [
+        f"trainer.n_gpus_per_node={variant.train}",
         "actor_rollout_ref.rollout.nnodes=1",
         f"actor_rollout_ref.rollout.n_gpus_per_node={variant.rollout}",
+    ]
+    if not variant.judge:  # judges then share the other slots
+        return [*shared, "reward.reward_model.enable_resource_pool=false"]
+    return [
+        *shared,
         "reward.reward_model.enable_resource_pool=true",
         "reward.reward_model.nnodes=1",
         f"reward.reward_model.n_gpus_per_node={variant.judge}",

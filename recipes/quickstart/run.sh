@@ -28,7 +28,7 @@ exec python -m verl.trainer.main_ppo \
     data.val_files="$PWD/$assets/val.parquet" \
     data.train_batch_size=16 \
     data.max_prompt_length=64 \
-    data.max_response_length=160 \
+    data.max_response_length=128 \
     algorithm.adv_estimator=grpo \
     actor_rollout_ref.rollout.n=8 \
     actor_rollout_ref.rollout.temperature=1.0 \
@@ -37,7 +37,7 @@ exec python -m verl.trainer.main_ppo \
     actor_rollout_ref.rollout.max_model_len=256 \
     actor_rollout_ref.actor.ppo_mini_batch_size=16 \
     actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=64 \
-    actor_rollout_ref.actor.optim.lr=3e-4 \
+    actor_rollout_ref.actor.optim.lr=5e-4 \
     actor_rollout_ref.actor.use_kl_loss=false \
     trainer.total_training_steps=24 \
     trainer.val_before_train=false \

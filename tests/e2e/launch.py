@@ -54,7 +54,7 @@ class Run:
         self.folder, self.name = folder, name
         self.ledger_path = folder / f"{name}-ledger.jsonl"
         self.store = store or Path(tempfile.mkdtemp(prefix="pivot-e2e-", dir="/dev/shm"))
-        self._ray = Path(tempfile.mkdtemp(prefix="pe", dir="/tmp"))  # sockets below it must have short paths
+        self.ray_dir = Path(tempfile.mkdtemp(prefix="pe", dir="/tmp"))  # sockets below it must have short paths
         self.observed = folder / "observe" / name
         own = {
             "trainer.experiment_name": name,
@@ -62,7 +62,7 @@ class Run:
             "trainer.default_local_dir": folder / "checkpoints",
             "trainer.rollout_data_dir": folder / "rollouts" / name,
             "hydra.run.dir": folder / "hydra" / name,
-            "+ray_kwargs.ray_init._temp_dir": self._ray,
+            "+ray_kwargs.ray_init._temp_dir": self.ray_dir,
         }
         if any("resource_shift" in override for override in switch):
             own["trainer.resource_shift.observe.directory"] = self.observed.parent
@@ -211,7 +211,7 @@ class Run:
             for folder in [*group.iterdir(), group]:
                 if folder.is_dir():
                     processes.eventually(lambda folder=folder: _removed(folder), 5.0)
-        shutil.rmtree(self._ray, ignore_errors=True)
+        shutil.rmtree(self.ray_dir, ignore_errors=True)
         shutil.rmtree(self.store, ignore_errors=True)
 
 

@@ -101,6 +101,20 @@ class SlotServerManager(LLMServerManager):
         return replica
 
 
+class NoServerManager(LLMServerManager):
+    """Stands for the servers that verl's own set-up would launch on training GPUs, of which there are none here.
+
+    verl's ``create_empty`` (llm_server.py:405) refuses ``rollout.nnodes=0``, which is a layout without a rollout pool,
+    and starts a balancer that nobody asks.
+    """
+
+    @classmethod
+    def create_empty(cls, config: DictConfig) -> LLMServerManager:
+        manager = cls(config, worker_group=object())
+        manager.rollout_replicas, manager.server_handles, manager.server_addresses = [], [], []
+        return manager
+
+
 def _weights_from_store(rollout: DictConfig) -> DictConfig:
     """The rollout config with ``load_format=dummy``: real weights come from the parameter store at the first wake."""
     copy = OmegaConf.create(OmegaConf.to_container(rollout, resolve=True))

@@ -28,6 +28,7 @@ from verl_pivot.config.completion import resource_shift_config
 from verl_pivot.verl_ext.deployment import Deployment
 from verl_pivot.verl_ext.reward import ShiftRewardLoopManager
 from verl_pivot.verl_ext.run_record import RunRecord
+from verl_pivot.verl_ext.server_manager import NoServerManager
 from verl_pivot.verl_ext.snapshot_worker import SnapshotActorWorker
 
 logger = logging.getLogger(__name__)
@@ -86,9 +87,8 @@ class PPOTrainerResourceShift(PPOTrainer):
         self.deployment.add_pools(self.resource_pool_manager)
 
     def _setup(self) -> None:
-        with _reward_loop_on_slots(self):
+        with _managers_on_slots(self):
             super()._setup()
-        ray.kill(self.llm_server_manager.global_load_balancer)  # verl's own, without servers
         self.deployment.launch(self.resource_pool_manager, self.actor_rollout_wg)
 
     def on_init_end(self) -> None:
@@ -166,6 +166,8 @@ class PPOTrainerResourceShift(PPOTrainer):
         return {f"{MODE}/{name}": value for name, value in metrics.items()}
 
     def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
+        # An engine that still serves the version before would begin these responses one version staler than promised.
+        self.deployment.wait_until_served()
         submitted = super()._submit_batch_to_rollout(batch)
         self.record.prompts_submitted(submitted)
         return submitted
@@ -232,19 +234,19 @@ def _prompts_in_flight() -> int:
 
 
 @contextlib.contextmanager
-def _reward_loop_on_slots(trainer: PPOTrainerResourceShift) -> Iterator[None]:
-    """Make ``PPOTrainer._setup`` construct our reward-loop manager.
+def _managers_on_slots(trainer: PPOTrainerResourceShift) -> Iterator[None]:
+    """Make ``PPOTrainer._setup`` construct our managers of rewards and of inference servers.
 
-    trainer_base.py:343 names RewardLoopManager directly and has no hook for it; the name is put back at once.
-    Remove when verl lets a trainer choose the class.
+    trainer_base.py:343,378 name RewardLoopManager and LLMServerManager directly and have no hook for them; the names
+    are put back at once. Remove when verl lets a trainer choose the classes.
     """
-    original = trainer_base.RewardLoopManager
+    originals = trainer_base.RewardLoopManager, trainer_base.LLMServerManager
     ShiftRewardLoopManager.trainer = trainer
-    trainer_base.RewardLoopManager = ShiftRewardLoopManager
+    trainer_base.RewardLoopManager, trainer_base.LLMServerManager = ShiftRewardLoopManager, NoServerManager
     try:
         yield
     finally:
-        trainer_base.RewardLoopManager = original
+        trainer_base.RewardLoopManager, trainer_base.LLMServerManager = originals
 
 
 __all__ = ["MODE", "PPOTrainerResourceShift"]
