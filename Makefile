@@ -43,7 +43,7 @@ lint: env
 	$(BIN)/lint-imports
 
 test: lint
-	$(BIN)/python -m pytest -q -m "not gpu"
+	$(BIN)/python -m pytest -q -m "not gpu and not slow"
 
 bench: env
 	PATH="$(abspath $(BIN)):$$PATH" python benchmarks/deployments_cpu.py
