@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.slow, pytest.mark
 
 
 def test_two_runs(start_run: Callable[..., Run], assets: Assets) -> None:
-    settings = {**overrides(assets, rollout_slots=0), "trainer.resource_shift.slots.cpu_share": 0.5}
+    settings = overrides(assets, rollout_slots=0)
     first = start_run(settings, name="first")
     second = start_run(settings, name="second", store=first.store)
     for run in (first, second):
