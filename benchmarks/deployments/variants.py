@@ -75,12 +75,8 @@ SPLITS = (
 
 
 def resource_shift(staleness: int, train: int) -> Variant:
-    """Slots outside the training pool begin with one judge, if they are two or more, and move from there.
-
-    verl refuses to start without a rollout pool (workers/rollout/llm_server.py), so training cannot have all slots.
-    """
-    judge = 1 if SLOTS - train > 1 else 0
-    return Variant("resource_shift", train, rollout=SLOTS - train - judge, judge=judge, staleness=staleness)
+    """Slots outside the training pool begin with one judge and move from there."""
+    return Variant("resource_shift", train, rollout=SLOTS - train - 1, judge=1, staleness=staleness)
 
 
 def switching(deployments: Mapping[str, Mapping[str, Any]]) -> Variant:
@@ -209,15 +205,10 @@ def _resource_shift(variant: Variant, workload: Workload, run: Path, share: floa
 
 
 def _pools(variant: Variant) -> list[str]:
-    shared = [
+    return [
         f"trainer.n_gpus_per_node={variant.train}",
         "actor_rollout_ref.rollout.nnodes=1",
         f"actor_rollout_ref.rollout.n_gpus_per_node={variant.rollout}",
-    ]
-    if not variant.judge:  # judges then share the other slots
-        return [*shared, "reward.reward_model.enable_resource_pool=false"]
-    return [
-        *shared,
         "reward.reward_model.enable_resource_pool=true",
         "reward.reward_model.nnodes=1",
         f"reward.reward_model.n_gpus_per_node={variant.judge}",
