@@ -79,4 +79,9 @@ def _config(run: Run) -> str:
 
 
 def _comparable(metrics: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in metrics.items() if not any(part in key for part in MEASURED)}
+    """What is measured aside; numbers that are none in both runs (verl's logger writes null for them) are alike."""
+    return {
+        key: -1.0 if value is None else value
+        for key, value in metrics.items()
+        if not any(part in key for part in MEASURED)
+    }
