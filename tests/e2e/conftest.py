@@ -11,10 +11,6 @@ from e2e.launch import Run
 from e2e.toy_task import Assets, make_assets
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "slow: several whole runs that only repeat what others prove, in another way")
-
-
 @pytest.fixture(scope="session")
 def assets(tmp_path_factory: pytest.TempPathFactory) -> Assets:
     return make_assets(tmp_path_factory.mktemp("e2e-assets"))

@@ -4,25 +4,15 @@ import socket
 from collections.abc import AsyncIterator
 
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
+from judge_on_loopback import serving
 from judge_server import MisbehavingJudge
-
-from verl_pivot.judge.sessions import close_session
 
 
 @pytest.fixture
 async def judge() -> AsyncIterator[MisbehavingJudge]:
     judge = MisbehavingJudge()
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", judge.chat)
-    app.router.add_get("/v1/models", judge.models)
-    server = TestServer(app, host="127.0.0.1", shutdown_timeout=0.1)
-    await server.start_server()
-    judge.address = f"127.0.0.1:{server.port}"
-    yield judge
-    await close_session()
-    await server.close()
+    async with serving(judge):
+        yield judge
 
 
 @pytest.fixture

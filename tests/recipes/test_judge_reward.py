@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
-
-from verl_pivot.judge.sessions import close_session
+from judge_on_loopback import serving
 
 PATH = Path(__file__).resolve().parents[2] / "recipes" / "common" / "judge_reward.py"
 
@@ -44,15 +42,9 @@ class Judge:
 
 @pytest.fixture
 async def judge() -> AsyncIterator[Judge]:
-    judge, app = Judge(), web.Application()
-    app.router.add_post("/v1/chat/completions", judge.chat)
-    app.router.add_get("/v1/models", judge.models)
-    server = TestServer(app, host="127.0.0.1", shutdown_timeout=0.1)
-    await server.start_server()
-    judge.address = f"127.0.0.1:{server.port}"
-    yield judge
-    await close_session()
-    await server.close()
+    judge = Judge()
+    async with serving(judge):
+        yield judge
 
 
 async def score(reward: ModuleType, judge: Judge, text: str, **settings: Any) -> dict[str, float]:

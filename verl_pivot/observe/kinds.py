@@ -122,6 +122,15 @@ class ServedEvent(_Stamped):
     version: int
 
 
+class EngineEvent(_Stamped):
+    """Processes that compute for the engines of a role on a slot, after a launch (CPU platform)."""
+
+    kind: Literal["engine"]
+    slot: int
+    role: str
+    pids: list[int]
+
+
 class _FailureDetail(TypedDict, total=False):
     role: str | None
     error: str
@@ -198,6 +207,7 @@ Event = (
     | LoadEvent
     | PublishEvent
     | ServedEvent
+    | EngineEvent
     | SlotFailedEvent
     | SlotRecoveredEvent
     | SpanEvent
@@ -214,6 +224,7 @@ EVENT_TYPES: dict[str, type] = {
     "load": LoadEvent,
     "publish": PublishEvent,
     "served": ServedEvent,
+    "engine": EngineEvent,
     "slot_failed": SlotFailedEvent,
     "slot_recovered": SlotRecoveredEvent,
     "span": SpanEvent,

@@ -117,4 +117,4 @@ def _engine_is_gone(error: Exception) -> bool:
     """True when the engine process or the actor that held it died, as opposed to a request it refused."""
     if isinstance(error, ray.exceptions.RayActorError):
         return True
-    return type(getattr(error, "cause", None)).__name__ in ("EngineDeadError", "EngineGone")
+    return type(getattr(error, "cause", None)).__name__ == "EngineDeadError"

@@ -8,7 +8,6 @@ publishes versions here. It owns no engine and no weights.
 from __future__ import annotations
 
 import asyncio
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -229,9 +228,6 @@ class ControlPlane:
         if self._shares is None:
             return {}
         return {slot_id: self._shares.usage_s(slot_id) for slot_id in range(self._shares.n_slots)}
-
-    def pid(self) -> int:
-        return os.getpid()
 
     # ---- verl's balancer protocol (verl/workers/rollout/router.py) -----------------------------------------------
 

@@ -77,7 +77,7 @@ class EngineGroup:
     async def stats(self) -> ReplicaLoad:
         reports = await self._call("load_report")
         if any(report["dead"] for report in reports):
-            raise EngineDead(f"slot {self.slot_id} {self.role}: an engine process is gone")
+            raise self._gone()
         return ReplicaLoad(
             running=sum(report["running"] for report in reports),
             waiting=sum(report["waiting"] for report in reports),
@@ -89,7 +89,7 @@ class EngineGroup:
     async def require_alive(self) -> None:
         """Raises EngineDead when a process of these engines is gone; asks no more of them than that."""
         if any(await self._call("is_dead")):
-            raise EngineDead(f"slot {self.slot_id} {self.role}: an engine process is gone")
+            raise self._gone()
 
     async def kill(self) -> None:
         """Also of engines whose front end no longer answers or is gone: nothing of them may hold memory."""
@@ -108,6 +108,9 @@ class EngineGroup:
     async def pids(self) -> list[int]:
         """Processes that compute for these engines, on this node."""
         return [pid for pids in await self._call("engine_pids") for pid in pids]
+
+    def _gone(self) -> EngineDead:
+        return EngineDead(f"slot {self.slot_id} {self.role}: an engine process is gone")
 
     async def _call(self, method: str, *args: Any) -> list[Any]:
         return list(await asyncio.gather(*[self._one(record, method, *args) for record in self._servers]))

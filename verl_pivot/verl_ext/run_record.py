@@ -33,7 +33,6 @@ class RunRecord:
         self.directory.mkdir(parents=True, exist_ok=True)
         self.t0_unix_s = time.time()
         self._log = EventLog(self.directory / "trainer.jsonl", t0_unix_s=self.t0_unix_s)
-        self._n = config.actor_rollout_ref.rollout.n
         self._submitted = 0
         self._in_training = 0
         self._trained = 0

@@ -174,7 +174,7 @@ class ShiftHttpServer(vLLMHttpServer):
 
     def load_report(self) -> dict[str, Any]:
         """Load since the last call; ``dead`` when the engine process is gone."""
-        if self.engine.errored:
+        if self.is_dead():
             return {"dead": True}
         states = list(self.engine.output_processor.request_states.values())
         context_tokens = sum(
@@ -195,6 +195,12 @@ class ShiftHttpServer(vLLMHttpServer):
             "first_token_s": self._take_first_token_s(),
         }
 
+    def _note_first_token(self, engine_request_id: str) -> None:
+        # vLLM's own id of a request is the caller's with a suffix.
+        arrived_s = self._arrived_s.pop(engine_request_id.rsplit("-", 1)[0], None)
+        if arrived_s is not None:
+            self._first_tokens_s.append(time.monotonic() - arrived_s)
+
     def _take_first_token_s(self) -> float:
         waited, self._first_tokens_s = self._first_tokens_s, []
         return sum(waited) / len(waited) if waited else 0.0
@@ -211,10 +217,8 @@ class ShiftHttpServer(vLLMHttpServer):
         def counting(engine_core_outputs: Any, *args: Any, **kwargs: Any) -> Any:
             for output in engine_core_outputs:
                 self._tokens += len(output.new_token_ids)
-                # vLLM's own id of a request is the caller's with a suffix.
-                arrived_s = self._arrived_s.pop(output.request_id.rsplit("-", 1)[0], None)
-                if arrived_s is not None:
-                    self._first_tokens_s.append(time.monotonic() - arrived_s)
+                if self._arrived_s:  # someone waits for a first token; most steps have no one
+                    self._note_first_token(output.request_id)
             return process_outputs(engine_core_outputs, *args, **kwargs)
 
         processor.process_outputs = counting

@@ -126,9 +126,10 @@ class PPOTrainerResourceShift(PPOTrainer):
         self.record.step_begins(self.global_steps)
 
     def on_sample_begin(self) -> None:
-        if self._holds_lease and self._groups_ready() < self._groups_needed():
+        ready, needed = self._groups_ready(), self._groups_needed()
+        if self._holds_lease and ready < needed:
             self._release_lease(None)
-        self.deployment.train_progress(self._groups_ready(), self._groups_needed())
+        self.deployment.train_progress(ready, needed)
 
     def on_sample_end(self) -> None:
         self.record.prompts_sampled(self._groups_needed())
