@@ -69,17 +69,23 @@ def _environment(document: Document) -> str:
 
 def _deployments(document: Document) -> str:
     entries = document["deployments"]
-    parts = [_workload(document), _deployment_table(entries), f"`bound`: {document['bound_definition']}"]
+    parts = [_workload(document), _deployment_table(entries), f"`bound`: {document['bound_definition']}", _OUTSIDE]
     if document.get("ratios"):
-        rows = [[name, _ratio(ratio)] for name, ratio in document["ratios"].items()]
+        rows = [[name, _ratio(r), f"{r['as_measured']:.2f}"] for name, r in document["ratios"].items()]
         parts += [
-            "How many times as fast the best of each kind is (response tokens a second; 95% bootstrap interval over "
-            "steps):"
+            "How many times as fast the best of each kind is (response tokens a second at equal machine speed; 95% "
+            "bootstrap interval over steps; in the last column, what the clock showed):"
         ]
-        parts.append(table(["deployments", "ratio"], rows))
+        parts.append(table(["deployments", "ratio", "as measured"], rows))
     parts += [_staleness(entries), _busy(entries), _roles(entries)]
     parts += [f"- {note}" for note in document.get("notes", [])]
     return "\n\n".join(part for part in parts if part)
+
+
+_OUTSIDE = (
+    "`cores outside`: cores' worth of time that the machine spent on everything that is not held to a slot (engine "
+    "front ends, routers, reward workers, Ray, the trainer's driver). It competes with the slots for the same cores."
+)
 
 
 def _workload(document: Document) -> str:
@@ -101,8 +107,10 @@ def _deployment_table(entries: Mapping[str, Any]) -> str:
     columns = [
         "deployment",
         "tokens/s",
+        "at equal speed",
         "step s (min to max)",
         "slots busy",
+        "cores outside",
         "CPU s per 1,000 tokens",
         "bound",
         "staleness",
@@ -116,8 +124,10 @@ def _deployment_row(name: str, entry: Document) -> list[str]:
     return [
         f"`{name}`",
         f"{entry['response_tokens_per_s']:.0f}",
+        f"{entry['equal_speed_tokens_per_s']:.0f}",
         f"{step['mean']:.1f} ({step['min']:.1f} to {step['max']:.1f})",
         " ".join(f"{share:.0%}" for share in entry["slot_busy_share"]),
+        f"{entry['outside_cores']:.2f}",
         f"{entry['cpu_s_per_1000_tokens']:.2f}",
         f"{entry['bound_fraction']:.0%}",
         "-" if stale is None else f"{stale:.2f} (at most {entry['staleness_max']:g})",

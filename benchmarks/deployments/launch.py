@@ -16,7 +16,8 @@ from typing import Any
 from benchmarks.deployments import shm_backend
 from benchmarks.deployments.announce import RUN_DIRECTORY
 from benchmarks.deployments.measure import StepSample
-from benchmarks.deployments.processes import RunProcesses
+from benchmarks.deployments.probe import SpeedProbe
+from benchmarks.deployments.processes import RunProcesses, machine_usage_s
 from benchmarks.deployments.slots import SLOTS, HeldByBenchmark, HeldByRun, NotPlaced
 from benchmarks.deployments.variants import Variant, overrides
 from benchmarks.deployments.workload import Assets, Workload
@@ -79,6 +80,7 @@ class DeploymentRun:
         shutil.rmtree(run, ignore_errors=True)
         run.mkdir(parents=True)
         self._found = RunProcesses(run)
+        self._probe = SpeedProbe()
         if variant.kind == "resource_shift":
             self._held: HeldByBenchmark | HeldByRun = HeldByRun(variant, self._found)
         else:
@@ -138,8 +140,9 @@ class DeploymentRun:
                 time.sleep(_LOOK_S)
 
     def _watch_steps(self, process: subprocess.Popen[bytes]) -> list[StepSample]:
-        """Sample the slots' CPU time at the end of each step."""
+        """Sample the slots' CPU time and the machine's speed at the end of each step."""
         samples: list[StepSample] = []
+        self._probe.take()
         last = self._read()
         looked_s = time.monotonic()
         with (self._run / STEP_FILE).open() as lines:
@@ -160,20 +163,23 @@ class DeploymentRun:
                 time.sleep(_READ_S)
         return samples
 
-    def _read(self) -> tuple[float, tuple[float, ...], dict[str, float]]:
-        return time.monotonic(), self._held.usage_s(), self._held.role_usage_s()
+    def _read(self) -> tuple[float, tuple[float, ...], dict[str, float], float]:
+        return time.monotonic(), self._held.usage_s(), self._held.role_usage_s(), machine_usage_s()
 
     def _sample(self, line: dict[str, Any], last: Any, now: Any) -> StepSample:
         data = line["data"]
         prefix = "timing_s/"
         timing_s = {key.removeprefix(prefix): float(v) for key, v in data.items() if key.startswith(prefix)}
         stale = "training/off_policy/trajectory_staleness"
+        slot_cpu_s = tuple(after - before for before, after in zip(last[1], now[1], strict=True))
         return StepSample(
             step=int(line["step"]),
             step_s=timing_s.pop("step"),
             wall_s=now[0] - last[0],
             response_tokens=round(data["response_length/mean"] * self._sequences),
-            slot_cpu_s=tuple(after - before for before, after in zip(last[1], now[1], strict=True)),
+            slot_cpu_s=slot_cpu_s,
+            machine_speed=self._probe.take(),
+            outside_cpu_s=max(0.0, now[3] - last[3] - sum(slot_cpu_s)),
             role_cpu_s={role: used - last[2].get(role, 0.0) for role, used in now[2].items()},
             timing_s={key: value for key, value in timing_s.items() if "/" not in key},
             staleness_mean=data.get(f"{stale}/mean"),
@@ -200,6 +206,7 @@ class DeploymentRun:
         return DeploymentFailed(f"{self._variant.name} {why}; its log is {self._log}")
 
     def _clean_up(self, process: subprocess.Popen[bytes]) -> None:
+        self._probe.close()
         self._found.kill()
         process.wait()
         self._held.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean, stdev
 from typing import Any
@@ -30,8 +30,12 @@ class StepSample:
     response_tokens: int
     slot_cpu_s: tuple[float, ...]
     """CPU seconds that the compute processes of each slot used in ``wall_s``."""
+    outside_cpu_s: float = 0.0
+    """CPU seconds that the machine spent on anything else: front ends, reward workers, Ray, the trainer's driver."""
+    machine_speed: float = 1.0
+    """How fast the machine was meanwhile (``probe.SpeedProbe``); its neighbours on the host slow it down at times."""
     role_cpu_s: dict[str, float] = field(default_factory=dict)
-    """The same by role, where the role of each process is known."""
+    """``slot_cpu_s`` by role, where the role of each process is known."""
     timing_s: dict[str, float] = field(default_factory=dict)
     """The trainer's other timings (``gen``, ``reward``, ``update_actor``, ...)."""
     staleness_mean: float | None = None
@@ -55,11 +59,14 @@ def summarize(steps: Sequence[StepSample], n_slots: int, share: float) -> dict[s
         "wall_s": wall_s,
         "response_tokens": tokens,
         "response_tokens_per_s": tokens / wall_s,
+        "equal_speed_tokens_per_s": tokens / sum(step.wall_s * step.machine_speed for step in steps),
         "slot_busy_share": [cpu_s / (share * wall_s) for cpu_s in slot_cpu_s],
         "role_busy_slots": {
             role: cpu_s / (share * wall_s) for role, cpu_s in _totals([step.role_cpu_s for step in steps]).items()
         },
         "cpu_s_per_1000_tokens": 1000 * sum(slot_cpu_s) / tokens if tokens else None,
+        "machine_speed": sum(step.machine_speed * step.wall_s for step in steps) / wall_s,
+        "outside_cores": sum(step.outside_cpu_s for step in steps) / wall_s,
         "bound_s": bound_s,
         "bound_fraction": bound_s / wall_s,
         "timing_s_mean": {key: value / len(steps) for key, value in _totals([s.timing_s for s in steps]).items()},
@@ -101,20 +108,25 @@ def ratio(
     return {"ratio": _rate(ours) / _rate(theirs), "low": float(low), "high": float(high)}
 
 
-def compare(deployments: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Ratios of each resource_shift deployment to each of verl's: ``"ours / theirs"`` -> ratio."""
+def at_equal_speed(deployment: Mapping[str, Any]) -> list[tuple[float, float]]:
+    """(response tokens, seconds) of each timed step, the seconds as if the machine had always had speed 1."""
+    return [(step["response_tokens"], step["wall_s"] * step["machine_speed"]) for step in deployment["by_step"]]
+
+
+def compare(deployments: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Ratios of each resource_shift deployment to each of verl's: ``"ours / theirs"`` -> ratio at equal machine speed,
+    with the ratio ``as_measured`` beside it."""
     ratios = {}
     for ours in deployments:
         if not ours.startswith("resource_shift"):
             continue
         for theirs in deployments:
             if theirs.startswith("verl_"):
-                ratios[f"{ours} / {theirs}"] = ratio(_pairs(deployments[ours]), _pairs(deployments[theirs]))
+                both = deployments[ours], deployments[theirs]
+                rates = [deployment["response_tokens_per_s"] for deployment in both]
+                equal = ratio(at_equal_speed(both[0]), at_equal_speed(both[1]))
+                ratios[f"{ours} / {theirs}"] = {**equal, "as_measured": rates[0] / rates[1]}
     return ratios
-
-
-def _pairs(deployment: dict[str, Any]) -> list[tuple[float, float]]:
-    return [(step["response_tokens"], step["wall_s"]) for step in deployment["by_step"]]
 
 
 def _rate(steps: Sequence[tuple[float, float]]) -> float:

@@ -13,6 +13,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from benchmarks.deployments.announce import FOLDER, RUN_DIRECTORY
 
 _PROC = Path("/proc")
@@ -117,6 +119,12 @@ def cpu_seconds(pids: Iterable[int]) -> float:
         if fields is not None:
             total += int(fields[11]) + int(fields[12])
     return total / _TICKS_PER_S
+
+
+def machine_usage_s() -> float:
+    """CPU seconds that all cores together have not been idle."""
+    times = psutil.cpu_times()
+    return sum(times) - times.idle - times.iowait - times.guest - times.guest_nice
 
 
 def group_usage_s(group: Path) -> float:

@@ -75,14 +75,16 @@ SPLITS = (
 
 
 def resource_shift(staleness: int, train: int) -> Variant:
-    """Slots outside the training pool begin with one judge and move from there."""
-    return Variant("resource_shift", train, rollout=SLOTS - train - 1, judge=1, staleness=staleness)
+    """Slots outside the training pool begin with one judge and move from there. With all slots in the training pool
+    there is no other."""
+    judge = min(1, SLOTS - train)
+    return Variant("resource_shift", train, rollout=SLOTS - train - judge, judge=judge, staleness=staleness)
 
 
 def switching(deployments: Mapping[str, Mapping[str, Any]]) -> Variant:
     """``enable_switch`` on the measured split that did best among those with rollout engines on training slots."""
     measured = [split for split in SPLITS if split.hybrid and split.name in deployments]
-    split = max(measured, key=lambda split: deployments[split.name]["response_tokens_per_s"], default=SPLITS[0])
+    split = max(measured, key=lambda split: deployments[split.name]["equal_speed_tokens_per_s"], default=SPLITS[0])
     return Variant("enable_switch", split.train, split.rollout, split.judge)
 
 
@@ -188,8 +190,8 @@ def _separate_async(variant: Variant, workload: Workload, run: Path, share: floa
 
 def _resource_shift(variant: Variant, workload: Workload, run: Path, share: float) -> list[str]:
     node = "trainer.resource_shift"
-    # On-policy steps train when the whole batch is there, as verl's synchronous mode does.
-    per_step = workload.mini_batches_per_step if variant.staleness else 1
+    # A training pool of all slots would stop generation for every mini-batch.
+    per_step = workload.mini_batches_per_step if variant.train < SLOTS else 1
     return [
         "+resource_shift@_global_=pivot",
         *_pools(variant),
@@ -205,12 +207,13 @@ def _resource_shift(variant: Variant, workload: Workload, run: Path, share: floa
 
 
 def _pools(variant: Variant) -> list[str]:
+    rollout, judge = int(variant.rollout > 0), variant.judge > 0
     return [
         f"trainer.n_gpus_per_node={variant.train}",
-        "actor_rollout_ref.rollout.nnodes=1",
+        f"actor_rollout_ref.rollout.nnodes={rollout}",
         f"actor_rollout_ref.rollout.n_gpus_per_node={variant.rollout}",
-        "reward.reward_model.enable_resource_pool=true",
-        "reward.reward_model.nnodes=1",
+        f"reward.reward_model.enable_resource_pool={str(judge).lower()}",
+        f"reward.reward_model.nnodes={int(judge)}",
         f"reward.reward_model.n_gpus_per_node={variant.judge}",
     ]
 

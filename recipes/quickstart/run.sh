@@ -48,7 +48,6 @@ exec python -m verl.trainer.main_ppo \
     trainer.experiment_name="$(basename "$out")" \
     trainer.default_local_dir="$out/checkpoints" \
     trainer.resource_shift.observe.directory="$(dirname "$out")" \
-    trainer.resource_shift.judge.max_inflight_per_engine=32 \
     trainer.resource_shift.planner.cooldown_s=1 \
     trainer.resource_shift.planner.immunity_s=1 \
     trainer.resource_shift.planner.interval_s=0.25 \

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.deployments.measure import StepSample, compare, ratio, summarize
+from benchmarks.deployments.probe import SpeedProbe
 
 
 def sample(step: int, wall_s: float, tokens: int, cpu_s: tuple[float, ...], **more: object) -> StepSample:
@@ -69,3 +70,18 @@ def test_every_resource_shift_run_is_compared_with_every_one_of_verl():
         "resource_shift_x / verl_a": 4.0,
         "resource_shift_x / verl_b": 2.0,
     }
+
+
+def test_a_slower_machine_is_no_slower_deployment():
+    """The same work, once at full and once at half speed of the machine."""
+    fast = summarize([sample(1, 10.0, 1000, (1.0,), machine_speed=1.0)], 1, 0.5)
+    slow = summarize([sample(1, 20.0, 1000, (2.0,), machine_speed=0.5)], 1, 0.5)
+    assert slow["equal_speed_tokens_per_s"] == fast["equal_speed_tokens_per_s"] == 100.0
+    ratio_of = compare({"resource_shift_x": fast, "verl_a": slow})["resource_shift_x / verl_a"]
+    assert (ratio_of["ratio"], ratio_of["as_measured"]) == (1.0, 2.0)
+
+
+def test_the_probe_measures_a_speed_and_ends():
+    probe = SpeedProbe()
+    assert 0.05 < probe.take() < 20
+    probe.close()

@@ -8,7 +8,7 @@ from benchmarks.deployments import results
 from benchmarks.deployments.processes import gpu_to_slot
 from benchmarks.deployments.variants import SLOTS, SPLITS, Variant, overrides, resource_shift, switching
 from benchmarks.deployments.workload import Assets, Workload
-from benchmarks.deployments_cpu import parse
+from benchmarks.deployments_cpu import TRAIN_POOLS, parse
 
 ASSETS = Assets(*(Path("/assets") / name for name in ("policy", "judge", "train", "val", "agent.yaml")))
 
@@ -25,7 +25,7 @@ VARIANTS = [
     Variant("colocated", SLOTS),
     *SPLITS,
     Variant("enable_switch", 1, 2, 1),
-    *(resource_shift(staleness, train) for staleness in (0, 1) for train in (1, 2)),
+    *(resource_shift(staleness, train) for staleness in (0, 1) for train in TRAIN_POOLS),
 ]
 
 
@@ -74,7 +74,7 @@ def test_processes_without_one_virtual_gpu_each_are_an_error(gpus: list[str]):
 def test_the_best_of_each_family_counts():
     variants = {SPLITS[0]: 5.0, SPLITS[1]: 6.0, resource_shift(0, 1): 8.0, resource_shift(0, 2): 9.0}
     variants |= {resource_shift(1, 1): 7.0}
-    entries = {v.name: {"family": v.family, "response_tokens_per_s": rate} for v, rate in variants.items()}
+    entries = {v.name: {"family": v.family, "equal_speed_tokens_per_s": rate} for v, rate in variants.items()}
     assert results.best(entries) == {
         "verl_disaggregated": SPLITS[1].name,
         "resource_shift_staleness0": "resource_shift_staleness0_train2",
@@ -84,7 +84,7 @@ def test_the_best_of_each_family_counts():
 
 def test_enable_switch_takes_the_best_split_that_has_hybrid_engines():
     rates = {SPLITS[0].name: 5.0, SPLITS[1].name: 6.0, SPLITS[3].name: 9.0}
-    chosen = switching({name: {"response_tokens_per_s": rate} for name, rate in rates.items()})
+    chosen = switching({name: {"equal_speed_tokens_per_s": rate} for name, rate in rates.items()})
     assert (chosen.kind, chosen.rollout, chosen.judge, chosen.hybrid) == ("enable_switch", 1, 2, True)
     assert switching({}).rollout == SPLITS[0].rollout
 
@@ -100,3 +100,14 @@ def test_nothing_to_time_is_refused(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
         parse(["--steps", "0"])
     assert "at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["verl", "resource_shift_staleness1_train4", "verl_disaggregated"])
+def test_a_part_is_named_by_how_it_begins(name: str):
+    assert parse(["--only", name]).only == [name]
+
+
+def test_a_part_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        parse(["--only", "colocated"])
+    assert "verl_colocated" in capsys.readouterr().err

@@ -158,7 +158,6 @@ def test_option_names_are_frozen() -> None:
         "store.shard_bytes",
         "judge.queue_deadline_s",
         "judge.request_deadline_s",
-        "judge.max_inflight_per_engine",
         "train.mini_batches_per_step",
         "train.poll_interval_s",
         "train.lease_deadline_s",

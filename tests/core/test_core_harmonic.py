@@ -114,6 +114,16 @@ def test_the_cheapest_donor_feeds_a_starving_role(slots: list, donor: int) -> No
     assert result.shifts[0].target is GENRM
 
 
+def test_no_cooldown_protects_slots_that_nobody_uses() -> None:
+    """Requests of a new batch arrive one by one: the slots that training lends follow the first, not a cooldown."""
+    slots = [slot(0, ROLLOUT, 8), slot(1, TRAIN), slot(2, TRAIN), slot(3, GENRM, since_s=99.8)]
+    result = plan(snapshot(slots, rollout=8, queued={ROLLOUT: 120}, last_shift_s=99.9))
+    assert moved(result) == [(1, TRAIN, ROLLOUT), (2, TRAIN, ROLLOUT)]
+    assert result.reason.startswith("2 slots that nobody used; ")
+    held = plan(snapshot([slot(0, ROLLOUT, 8), slot(1, GENRM, 1)], rollout=8, genrm=1, last_shift_s=99.9))
+    assert held.is_empty and "cooldown" in held.reason
+
+
 def test_a_slot_on_its_way_ends_starvation() -> None:
     slots = [slot(0, ROLLOUT, 4), slot(1, ROLLOUT, 4), slot(2, ROLLOUT, status=SlotStatus.SHIFTING, target=GENRM)]
     result = plan(snapshot(slots, rollout=8, queued={GENRM: 9}))

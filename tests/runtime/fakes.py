@@ -122,10 +122,13 @@ class FakeEngine:
     async def wake(self) -> None:
         await self._operate("wake", self._open, begin=self._hold)
 
+    async def shed(self, count: int) -> int:
+        return await self._operate("shed", lambda: self._abort(list(self.running)[:count]))
+
     async def stats(self) -> ReplicaLoad:
         await self._operate("stats", lambda: None)
         n = len(self.running)
-        return ReplicaLoad(n, 0, 100 * n, 50.0 * n)
+        return ReplicaLoad(n, 0, 100 * n, 50.0 if n else 0.0)
 
     async def kill(self) -> None:
         await self._operate("kill", self.die, even_dead=True)
@@ -184,14 +187,17 @@ class FakeEngine:
 
     def _abort_all(self) -> int:
         self.is_open = False
-        aborted, self.running = self.running, {}
-        for sequence, (timer, since_s) in aborted.items():
+        return self._abort(list(self.running))
+
+    def _abort(self, sequences: list[Sequence]) -> int:
+        for sequence in sequences:
+            timer, since_s = self.running.pop(sequence)
             if timer is not None:
                 timer.cancel()
                 sequence.left_s -= min(sequence.left_s, asyncio.get_running_loop().time() - since_s)
             sequence.moves += 1
             self._world.admissions[self.role].requeue(sequence)
-        return len(aborted)
+        return len(sequences)
 
     def _free(self) -> None:
         if self.running:

@@ -420,9 +420,46 @@ def test_events_of_a_quiet_run() -> None:
         "status": "serving",
         "running": 3,
         "waiting": 0,
-        "tokens_per_s": 150.0,
+        "tokens_per_s": 50.0,
     }
     assert loads[-1]["queued"] == {"rollout": 0, "genrm": 0}
+
+
+def test_a_slot_that_arrives_late_gets_its_part_of_what_runs() -> None:
+    async def main(bench: Bench) -> None:
+        await bench.move({1: GENRM})
+        for n in (1, 2, 3):  # loads that differ, from which the decode cost is learned
+            bench.submit(n, work_s=2.0)
+            await asyncio.sleep(3.0)
+        sequences = bench.submit(4, work_s=30.0)
+        await asyncio.sleep(1.0)
+        await bench.move({1: ROLLOUT})
+        await asyncio.sleep(1.0)
+        running = [len(bench.world.engines[slot, ROLLOUT].running) for slot in (0, 1)]
+        assert running == [2, 2]
+        assert sorted(sequence.moves for sequence in sequences) == [0, 0, 1, 1]
+        await asyncio.sleep(60.0)
+        assert [sequence.ended for sequence in sequences] == [1] * 4
+
+    bench = on_bench(main)
+    assert [(e["slot"], e["role"], e["moved"]) for e in bench.world.events.of("evened")] == [(0, "rollout", 2)]
+
+
+def test_an_engine_that_cannot_give_up_sequences_serves_on() -> None:
+    async def main(bench: Bench) -> None:
+        await bench.move({1: GENRM})
+        for n in (1, 2, 3):
+            bench.submit(n, work_s=2.0)
+            await asyncio.sleep(3.0)
+        bench.world.engines[0, ROLLOUT].script["shed"].extend(["error"] * 100)
+        sequences = bench.submit(4, work_s=30.0)
+        await asyncio.sleep(1.0)
+        await bench.move({1: ROLLOUT})
+        await asyncio.sleep(40.0)
+        assert [(s.ended, s.moves) for s in sequences] == [(1, 0)] * 4
+        assert roles(bench) == ["serving rollout", "serving rollout", "serving genrm"]
+
+    assert not on_bench(main).world.events.of("evened")
 
 
 def test_shift_times_are_learned() -> None:

@@ -69,6 +69,29 @@ def test_a_busy_process_gets_its_share_and_no_more(shares: CpuShares, busy: subp
     assert "0.5 core for each of 2 slots" in shares.describe()
 
 
+def test_slots_yield_to_what_is_outside_them() -> None:
+    """Slots that fill one core hardly delay a process beside them, however busy they are."""
+    shares = CpuShares.create("yield", 2, 0.5)
+    require_quota(shares)
+    core = {min(os.sched_getaffinity(0))}
+    spin = "while True: pass"
+    command = [sys.executable, "-c", f"import os; os.sched_setaffinity(0, {core}); os.nice(15)\n{spin}"]
+    crowd = [subprocess.Popen(command) for _ in range(4)]
+    outside = subprocess.Popen(command)
+    try:
+        for number, process in enumerate(crowd):
+            shares.place(number % 2, process.pid)
+        time.sleep(0.5)
+        before_s = cpu_s(outside.pid)
+        time.sleep(2.0)
+        assert cpu_s(outside.pid) - before_s > 1.4
+    finally:
+        for process in (*crowd, outside):
+            process.kill()
+            process.wait()
+        shares.close()
+
+
 def test_close_lifts_the_bound_and_leaves_nothing(busy: subprocess.Popen[bytes]) -> None:
     shares = CpuShares.create("closing", 1, 0.1)
     require_quota(shares)

@@ -50,7 +50,7 @@ def test_loads_are_asked_for_at_once_and_shown() -> None:
         assert await monitor.collect() == []
         assert world.clock.time() - before_s == pytest.approx(0.5)
         first, second = monitor.views()
-        assert first.load == ReplicaLoad(3, 0, 300, 150.0)
+        assert first.load == ReplicaLoad(3, 0, 300, 50.0)
         assert second.load == ReplicaLoad()
         assert demand_of(world.admissions)[ROLLOUT] == RoleDemand(0, 3)
 
@@ -124,6 +124,6 @@ def test_decode_costs_appear_once_enough_was_seen() -> None:
             await monitor.collect()
         costs = monitor.decode_costs()
         assert set(costs) == {ROLLOUT}
-        assert costs[ROLLOUT].step_latency_s(3, 300) == pytest.approx(1 / 50)
+        assert costs[ROLLOUT].step_latency_s(3, 300) == pytest.approx(3 / 50)
 
     with_monitor(main)

@@ -13,8 +13,8 @@ from verl_pivot.verl_ext.balancer import ShiftBalancer
 
 def two_slots() -> ShiftBalancer:
     balancer = ShiftBalancer()
-    balancer.register("a", "handle-a", slot_id=0)
-    balancer.register("b", "handle-b", slot_id=1)
+    balancer.register("a", "handle-a", slot_id=0, limit=8)
+    balancer.register("b", "handle-b", slot_id=1, limit=8)
     return balancer
 
 
@@ -22,13 +22,13 @@ def test_a_request_waits_until_a_slot_is_admitted():
     async def scenario():
         balancer = two_slots()
         poked = []
-        balancer.on_demand = lambda: poked.append(True)
+        balancer.queue.on_demand = lambda: poked.append(True)
         waiting = asyncio.ensure_future(balancer.acquire("r"))
         await asyncio.sleep(0)
-        assert balancer.queued() == 1 and poked
-        balancer.admit(1)
+        assert balancer.queue.queued() == 1 and poked
+        balancer.queue.admit(1)
         assert await waiting == ("b", "handle-b")
-        assert balancer.queued() == 0 and balancer.inflight() == {0: 0, 1: 1}
+        assert balancer.queue.queued() == 0 and balancer.queue.inflight() == {0: 0, 1: 1}
 
     asyncio.run(scenario())
 
@@ -36,12 +36,12 @@ def test_a_request_waits_until_a_slot_is_admitted():
 def test_masked_slots_get_nothing_and_the_least_loaded_slot_is_chosen():
     async def scenario():
         balancer = two_slots()
-        balancer.admit(0)
-        balancer.admit(1)
+        balancer.queue.admit(0)
+        balancer.queue.admit(1)
         for request in range(4):
             await balancer.acquire(f"r{request}")
-        assert balancer.inflight() == {0: 2, 1: 2}
-        balancer.mask(0)
+        assert balancer.queue.inflight() == {0: 2, 1: 2}
+        balancer.queue.mask(0)
         chosen = [(await balancer.acquire(f"s{request}"))[0] for request in range(3)]
         assert chosen == ["b"] * 3
 
@@ -51,10 +51,10 @@ def test_masked_slots_get_nothing_and_the_least_loaded_slot_is_chosen():
 def test_a_sticky_request_moves_on_when_its_slot_leaves():
     async def scenario():
         balancer = two_slots()
-        balancer.admit(0)
+        balancer.queue.admit(0)
         assert (await balancer.acquire("r"))[0] == "a"
-        balancer.mask(0)
-        balancer.admit(1)
+        balancer.queue.mask(0)
+        balancer.queue.admit(1)
         assert (await balancer.acquire("r"))[0] == "b"
 
     asyncio.run(scenario())
@@ -63,15 +63,15 @@ def test_a_sticky_request_moves_on_when_its_slot_leaves():
 def test_requests_in_flight_are_counted_across_mask_and_admit():
     async def scenario():
         balancer = two_slots()
-        balancer.admit(0)
+        balancer.queue.admit(0)
         await balancer.acquire("r")
-        balancer.mask(0)
-        assert balancer.inflight()[0] == 1
-        balancer.admit(0)
-        balancer.admit(1)
+        balancer.queue.mask(0)
+        assert balancer.queue.inflight()[0] == 1
+        balancer.queue.admit(0)
+        balancer.queue.admit(1)
         assert (await balancer.acquire("s"))[0] == "b"
         balancer.release_server("a")
-        assert balancer.inflight() == {0: 0, 1: 1}
+        assert balancer.queue.inflight() == {0: 0, 1: 1}
 
     asyncio.run(scenario())
 
@@ -81,6 +81,46 @@ def test_a_waiter_that_gives_up_is_not_counted():
         balancer = two_slots()
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(balancer.acquire("r"), 0.01)
-        assert balancer.queued() == 0
+        assert balancer.queue.queued() == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_sequence_that_was_cut_off_goes_before_those_that_have_not_begun():
+    async def scenario():
+        balancer = two_slots()
+        balancer.queue.admit(0)
+        for request in range(8):
+            await balancer.acquire(f"r{request}")
+        order = []
+
+        async def ask(request):
+            order.append((request, (await balancer.acquire(request))[0]))
+
+        fresh = [asyncio.ensure_future(ask(f"new{i}")) for i in range(3)]
+        await asyncio.sleep(0)
+        balancer.release_server("a", "r0")
+        await asyncio.sleep(0)
+        balancer.queue.mask(0)
+        balancer.queue.mask(1)
+        cut_off = asyncio.ensure_future(ask("r1"))
+        await asyncio.sleep(0)
+        balancer.queue.admit(1)
+        await asyncio.gather(cut_off, *fresh)
+        assert order[:2] == [("new0", "a"), ("r1", "b")]
+        assert balancer.slot_of_request("r1") == 1
+
+    asyncio.run(scenario())
+
+
+def test_verls_questions_are_answered_from_the_queue():
+    async def scenario():
+        balancer = two_slots()
+        balancer.queue.admit(1)
+        await balancer.acquire("r")
+        assert balancer.get_all_servers() == ["b"]
+        assert balancer.get_total_inflight() == balancer.get_inflight_count("b") == 1
+        assert balancer.get_status()["servers"] == {"b": 1}
+        assert balancer.clear_sticky_cache() == {"cleared_entries": 1, "server_loads": {"b": 1}}
 
     asyncio.run(scenario())

@@ -68,15 +68,15 @@ def test_waits_for_a_judge_and_answers_when_one_is_admitted():
 
         async with judge(answer) as url, serving(JudgeConfig()) as (router, ask):
             poked = []
-            router.on_demand = lambda: poked.append(True)
-            router.register(url, slot_id=3)
+            router.queue.on_demand = lambda: poked.append(True)
+            router.register(url, slot_id=3, limit=8)
             asked = asyncio.ensure_future(ask())
-            await settle(lambda: router.queued() == 1)
+            await settle(lambda: router.queue.queued() == 1)
             assert poked and not asked.done()
-            router.admit(3)
+            router.queue.admit(3)
             status, payload = await asked
             assert (status, payload["choices"][0]["message"]["content"]) == (200, "verdict: yes")
-            assert router.queued() == 0 and router.inflight() == {3: 0}
+            assert router.queue.queued() == 0 and router.queue.inflight() == {3: 0}
 
     asyncio.run(scenario())
 
@@ -93,17 +93,17 @@ def test_fails_with_a_way_out_when_no_judge_comes_in_time():
 def test_an_aborted_judgement_is_asked_again_elsewhere():
     async def scenario():
         async def leaves(_):
-            router.mask(0)
-            router.admit(1)
+            router.queue.mask(0)
+            router.queue.admit(1)
             return completion("verd", finish_reason="abort")
 
         async def answers(_):
             return completion("verdict: no")
 
         async with judge(leaves) as first, judge(answers) as second, serving(JudgeConfig()) as (router, ask):
-            router.register(first, slot_id=0)
-            router.register(second, slot_id=1)
-            router.admit(0)
+            router.register(first, slot_id=0, limit=8)
+            router.register(second, slot_id=1, limit=8)
+            router.queue.admit(0)
             status, payload = await ask()
             assert status == 200 and payload["choices"][0]["message"]["content"] == "verdict: no"
             assert router.resubmitted == 1
@@ -125,13 +125,13 @@ def test_a_judge_that_dies_is_reported_and_its_request_goes_elsewhere():
 
             def suspect(slot_id, error):
                 suspects.append(slot_id)
-                router.mask(slot_id)
-                router.admit(1)
+                router.queue.mask(slot_id)
+                router.queue.admit(1)
 
             router.on_suspect = suspect
-            router.register(first, slot_id=0)
-            router.register(second, slot_id=1)
-            router.admit(0)
+            router.register(first, slot_id=0, limit=8)
+            router.register(second, slot_id=1, limit=8)
+            router.queue.admit(0)
             status, _ = await ask()
             assert status == 200 and suspects == [0]
 
@@ -144,8 +144,8 @@ def test_client_errors_pass_through_unchanged():
             return web.json_response({"error": "no such model"}, status=404)
 
         async with judge(refuses) as url, serving(JudgeConfig()) as (router, ask):
-            router.register(url, slot_id=0)
-            router.admit(0)
+            router.register(url, slot_id=0, limit=8)
+            router.queue.admit(0)
             assert await ask() == (404, {"error": "no such model"})
 
     asyncio.run(scenario())
@@ -165,11 +165,11 @@ def test_more_requests_than_an_engine_takes_wait_in_the_router():
             running -= 1
             return completion("verdict: yes")
 
-        async with judge(slow) as url, serving(JudgeConfig(max_inflight_per_engine=2)) as (router, ask):
-            router.register(url, slot_id=0)
-            router.admit(0)
+        async with judge(slow) as url, serving(JudgeConfig()) as (router, ask):
+            router.register(url, slot_id=0, limit=2)
+            router.queue.admit(0)
             asked = [asyncio.ensure_future(ask()) for _ in range(5)]
-            await settle(lambda: running == 2 and router.queued() == 3)
+            await settle(lambda: running == 2 and router.queue.queued() == 3)
             release.set()
             assert [status for status, _ in await asyncio.gather(*asked)] == [200] * 5
             assert most == 2
@@ -184,8 +184,8 @@ def test_a_judge_that_never_answers_is_cut_off():
             return completion("late")
 
         async with judge(hangs) as url, serving(JudgeConfig(request_deadline_s=0.1)) as (router, ask):
-            router.register(url, slot_id=0)
-            router.admit(0)
+            router.register(url, slot_id=0, limit=8)
+            router.queue.admit(0)
             status, payload = await ask()
             assert status == 504 and "0.1 s" in payload["error"]
 

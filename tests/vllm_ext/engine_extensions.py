@@ -40,6 +40,11 @@ class ShiftExtension(vLLMColocateWorkerExtension, VersionedWeights):
             if name.endswith(("w13_weight", "w2_weight"))
         ]
 
+    def compiled_frames(self) -> int:
+        from torch._dynamo.utils import counters
+
+        return counters["frames"]["total"]
+
     def surroundings(self) -> dict[str, Any]:
         """What a forked engine must not have taken from its server."""
         import numpy

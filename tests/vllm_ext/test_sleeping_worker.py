@@ -35,6 +35,12 @@ def test_sleep_gives_weights_and_kv_back_to_the_system(llm: Callable[..., Any]) 
     assert logprobs(engine) == before
 
 
+def test_sampling_compiles_nothing(llm: Callable[..., Any]) -> None:
+    engine = llm(tiny.model_dir(tiny.DENSE), worker_extension_cls=EXTENSION)
+    logprobs(engine, temperature=1.0, top_p=0.9, logprobs=2)
+    assert rpc(engine, "compiled_frames") == 0
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("shape", [tiny.DENSE, tiny.DENSE_TIED, tiny.MOE, tiny.MOE_PADDED], ids=lambda s: s.name)
 def test_versions_come_and_go_bit_by_bit(llm: Callable[..., Any], shape: tiny.TinyModel, dtype: str) -> None:

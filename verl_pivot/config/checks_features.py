@@ -132,7 +132,6 @@ _POSITIVE = (
     "store.shard_bytes",
     "judge.queue_deadline_s",
     "judge.request_deadline_s",
-    "judge.max_inflight_per_engine",
     "train.poll_interval_s",
     "train.lease_deadline_s",
     "engine.kv_cache_bytes",

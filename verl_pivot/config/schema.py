@@ -29,7 +29,8 @@ class PlannerConfig:
     margin: float = 0.05
     """A shift must gain at least this share of present throughput over the window, beyond its cost."""
     cooldown_s: float = 10.0
-    """Seconds between two plans that shift by throughput (training and starving roles are not held back)."""
+    """Seconds between two plans that shift by throughput (training, starving roles and slots that nobody uses are not
+    held back)."""
     immunity_s: float = 10.0
     """Seconds a slot keeps a role it has just taken."""
     rollout_floor: int = 0
@@ -78,8 +79,6 @@ class JudgeConfig:
     """A request waits this long for a judge to be awake before it fails with HTTP 503."""
     request_deadline_s: float = 600.0
     """One attempt at one judge engine."""
-    max_inflight_per_engine: int = 256
-    """Requests given to one judge engine at a time; more wait in the router, where they can go elsewhere."""
 
 
 @dataclass

@@ -31,6 +31,9 @@ class HarmonicPlanner:
         starving = self._plan_starving(snapshot, outlook)
         if starving is not None and starving.shifts:
             return starving
+        unused = self._plan_unused(snapshot, outlook)
+        if unused is not None:
+            return unused
         held = self._why_held(snapshot, outlook)
         throughput = Plan((), f"no shift, because {held}") if held else self._plan_throughput(snapshot, outlook)
         return throughput if throughput.shifts or starving is None else starving
@@ -62,6 +65,13 @@ class HarmonicPlanner:
         if free:
             reasons.append(f"{donors.counted(len(free), 'slot')} that nobody used")
         return Plan((*shifts, *free), "; ".join(reasons))
+
+    def _plan_unused(self, snapshot: Snapshot, outlook: Outlook) -> Plan | None:
+        """Slots that nobody uses go to work at once: no cooldown protects anybody from them. None without any."""
+        free = self._take_free(snapshot, outlook, donors.slot_counts(snapshot), set())
+        if not free:
+            return None
+        return Plan(free, f"{donors.counted(len(free), 'slot')} that nobody used; {free[0].reason}")
 
     def _needs(self, outlook: Outlook, counts: dict[Role, int]) -> list[Role]:
         """Roles that need a slot whatever it costs, once for each slot: first those with none, most work first."""

@@ -131,6 +131,15 @@ class EngineEvent(_Stamped):
     pids: list[int]
 
 
+class EvenedEvent(_Stamped):
+    """A slot gave up sequences to others of its role that had fewer."""
+
+    kind: Literal["evened"]
+    slot: int
+    role: str
+    moved: int
+
+
 class _FailureDetail(TypedDict, total=False):
     role: str | None
     error: str
@@ -208,6 +217,7 @@ Event = (
     | PublishEvent
     | ServedEvent
     | EngineEvent
+    | EvenedEvent
     | SlotFailedEvent
     | SlotRecoveredEvent
     | SpanEvent
@@ -225,6 +235,7 @@ EVENT_TYPES: dict[str, type] = {
     "publish": PublishEvent,
     "served": ServedEvent,
     "engine": EngineEvent,
+    "evened": EvenedEvent,
     "slot_failed": SlotFailedEvent,
     "slot_recovered": SlotRecoveredEvent,
     "span": SpanEvent,

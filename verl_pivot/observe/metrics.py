@@ -48,7 +48,7 @@ class RunningMetrics:
         ``shift_seconds``            slot-seconds spent shifting
         ``shifts/<from>_to_<to>``    completed shifts
         ``shifts/rolled_back``, ``shifts/failed``
-        ``sequences_migrated``       sequences that shifts moved
+        ``sequences_migrated``       sequences that moved: their slot left, or had more than others
         ``plan/shifts``              shifts that plans asked for
         ``failures``                 slots that failed
         ``policy_version``           newest published; ``versions_served/min`` and ``/max`` over the rollout slots,
@@ -118,7 +118,8 @@ def _shift_metrics(events: list[Event]) -> dict[str, float]:
         if source != target
     }
     metrics |= {f"shifts/{end}": sum(e["outcome"] == end for e in shifts) for end in ("rolled_back", "failed")}
-    metrics["sequences_migrated"] = sum(e.get("aborted") or 0 for e in shifts)
+    evened = sum(e["moved"] for e in events if e["kind"] == "evened")
+    metrics["sequences_migrated"] = sum(e.get("aborted") or 0 for e in shifts) + evened
     metrics["plan/shifts"] = sum(e["shifts"] for e in events if e["kind"] == "plan")
     metrics["failures"] = sum(e["kind"] == "slot_failed" for e in events)
     return metrics

@@ -138,11 +138,13 @@ def _slot_figures(timeline: Timeline) -> dict[str, Any]:
 def _shift_figures(events: Sequence[Event]) -> dict[str, Any]:
     shifts = sorted((e for e in events if e["kind"] == "shift"), key=lambda e: e["t_start_s"])
     resumed = [e for e in events if e["kind"] == "sequence_resumed"]
+    evened = sum(e["moved"] for e in events if e["kind"] == "evened")
     return {
         "shifts": [_shift_entry(e) for e in shifts],
         "shift_counts": shift_counts(events),
         "shift_outcomes": dict(Counter(e["outcome"] for e in shifts)),
-        "sequences_migrated": sum(e.get("aborted") or 0 for e in shifts),
+        "sequences_migrated": sum(e.get("aborted") or 0 for e in shifts) + evened,
+        "sequences_evened_out": evened,
         "sequences_resumed": len(resumed),
     }
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from verl_pivot.config.schema import ResourceShiftConfig
+from verl_pivot.core.evening import excess
 from verl_pivot.core.plan import Planner
 from verl_pivot.core.snapshot import Role, Snapshot, TrainView
 from verl_pivot.runtime.executor import Executor
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 PLAN_SPACING_S = 0.02
 """Least time between two plans: a thousand requests that queue up in one burst ask for one."""
 LOAD_EVENT_SPACING_S = 0.5
+EVENING_SPACING_S = 1.0
+"""Sequences that move need a moment to arrive."""
 STATS_TIMEOUT_S = 2.0
 UPDATE_SMOOTHING = 0.3
 
@@ -77,6 +80,7 @@ class Controller:
         )
         self._version: int | None = None
         self._publishing = asyncio.Lock()
+        self._evened_s: dict[Role, float] = {}
         self._groups = (0, 0)
         self._update_s: float | None = None
         self._reason_class: str | None = None
@@ -260,10 +264,25 @@ class Controller:
                 self._lose(lost)
             for seconds in self._monitor.take_first_tokens_s():
                 self._executor.add_migration(seconds)
+            self._even_out()
             if self._clock.now_s() - emitted_s >= LOAD_EVENT_SPACING_S:
                 emitted_s = self._clock.now_s()
                 self._events.emit("load", **self._monitor.event(demand_of(self._admissions)))
             await asyncio.sleep(self._config.engine.stats_interval_s)
+
+    def _even_out(self) -> None:
+        """Where one slot of a role runs many sequences and another few, some move; requests that wait do it better."""
+        now_s = self._clock.now_s()
+        for role, admission in self._admissions.items():
+            serving = self._table.serving(role)
+            if admission.queued() or now_s < self._evened_s.get(role, float("-inf")) + EVENING_SPACING_S:
+                continue
+            given = admission.inflight()
+            counts = {slot.slot_id: given.get(slot.slot_id, 0) for slot in serving}
+            too_many = excess(counts, self._monitor.decode_costs().get(role), self._monitor.context_tokens(role))
+            for slot_id, count in too_many.items():
+                self._evened_s[role] = now_s
+                self._executor.shed(self._table[slot_id], role, count)
 
     # ---- plumbing -----------------------------------------------------------------------------------------------
 

@@ -1,8 +1,10 @@
 """What a slot is on the CPU platform: a fixed share of the processor that all its processes have together.
 
 Enforced by a cgroup with a CPU quota (v1, or v2 where the cpu controller is delegated to us); where neither is
-permitted, by pinning each slot to one core, which bounds a slot by a whole core and lets slots share cores. Used by
-the control plane, which places the processes of engines and trainer; needs no other process.
+permitted, by pinning each slot to one core, which bounds a slot by a whole core and lets slots share cores. Slots also
+yield to what is outside them: the front ends, routers and the control plane, without which no engine gets work, would
+otherwise wait seconds for a core when slots together fill the machine. Used by the control plane, which places the
+processes of engines and trainer; needs no other process.
 """
 
 from __future__ import annotations
@@ -112,8 +114,13 @@ class _Cgroup:
     def add_slot(self, slot_id: int) -> None:
         group = self._run / f"slot{slot_id}"
         group.mkdir(parents=True, exist_ok=True)
+        self._yield(self._run.parent)
         self._limit(group)
         self._n_slots += 1
+
+    def _yield(self, all_slots: Path) -> None:
+        """Give the folder of all runs' slots the least weight against processes outside it."""
+        raise NotImplementedError
 
     def _limit(self, group: Path) -> None:
         raise NotImplementedError
@@ -151,6 +158,9 @@ class _CgroupV1(_Cgroup):
     def add_slot(self, slot_id: int) -> None:
         super().add_slot(slot_id)
         (self._account_run / f"slot{slot_id}").mkdir(parents=True, exist_ok=True)
+
+    def _yield(self, all_slots: Path) -> None:
+        (all_slots / "cpu.shares").write_text("2")
 
     def _limit(self, group: Path) -> None:
         (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
@@ -207,6 +217,9 @@ class _CgroupV2(_Cgroup):
         chain = [home, *(p for p in home.parents if p == _CGROUP_ROOT or _CGROUP_ROOT in p.parents)]
         return [p for p in chain if "cpu" in (p / "cgroup.controllers").read_text().split()]
 
+    def _yield(self, all_slots: Path) -> None:
+        (all_slots / "cpu.weight").write_text("1")
+
     def _limit(self, group: Path) -> None:
         (group / "cpu.max").write_text(f"{self._quota_us} {PERIOD_US}")
 
@@ -237,6 +250,7 @@ class _Pinned:
                 except ProcessLookupError:  # the thread ended meanwhile
                     continue
             pinned |= threads
+        os.setpriority(os.PRIO_PROCESS, pid, 19)
 
     def usage_s(self, slot_id: int) -> float | None:
         return None

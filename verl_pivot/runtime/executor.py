@@ -15,11 +15,12 @@ from verl_pivot.core.costs import ShiftCosts, ShiftCostTracker
 from verl_pivot.core.plan import Shift
 from verl_pivot.core.snapshot import LeaseState, Role, SlotStatus
 from verl_pivot.runtime.lease import Lease
+from verl_pivot.runtime.ports import EngineDead, EngineError
 from verl_pivot.runtime.recovery import Recovery
 from verl_pivot.runtime.shift import DONE, bring_up, refresh, run_shift
 from verl_pivot.runtime.slots import EngineState, Slot, SlotError, SlotTable
 from verl_pivot.runtime.snapshots import LostEngine
-from verl_pivot.runtime.steps import ShiftPorts
+from verl_pivot.runtime.steps import ShiftPorts, within
 from verl_pivot.runtime.tasks import TaskSet
 
 logger = logging.getLogger(__name__)
@@ -84,6 +85,10 @@ class Executor:
         elif lost.is_dead and slot.engines.get(role) is EngineState.ASLEEP:
             slot.set_engine(role, EngineState.DEAD)
 
+    def shed(self, slot: Slot, role: Role, count: int) -> None:
+        """Have a slot that serves give up ``count`` sequences to others of its role, in the background."""
+        self._tasks.spawn(self._shed(slot, role, count))
+
     def mask(self, slot: Slot) -> None:
         for role in slot.inference_roles:
             self._ports.admissions[role].mask(slot.slot_id)
@@ -93,6 +98,18 @@ class Executor:
         if outcome.outcome == DONE:
             self._costs.add_shift(shift.source, shift.target, outcome.duration_s)
         self._settle(slot)
+
+    async def _shed(self, slot: Slot, role: Role, count: int) -> None:
+        what = f"slot {slot.slot_id} {role}: shed"
+        work = self._ports.engines[slot.slot_id, role].shed(count)
+        try:
+            moved = await within(self._ports.deadlines.drain_s, what, "shift.drain_s", work)
+        except EngineDead as error:
+            self.lose(LostEngine(slot, role, str(error), is_dead=True))
+        except EngineError as error:  # nothing depends on it; an engine in trouble is noticed by its load reports
+            logger.warning("%s", error)
+        else:
+            self._ports.events.emit("evened", slot=slot.slot_id, role=str(role), moved=moved)
 
     async def _bring_up(self, slot: Slot, limit: asyncio.Semaphore) -> None:
         async with limit:

@@ -42,6 +42,10 @@ class EnginePort(Protocol):
         """Restore KV, reset caches and open admission. Weights must have been loaded. On an engine that is awake (its
         drain failed, or it loaded a new version) it does the same, and sequences that still run go on."""
 
+    async def shed(self, count: int) -> int:
+        """Abort up to ``count`` sequences, those with the fewest tokens, so that their clients go on elsewhere; the
+        others run on. Returns how many that were."""
+
     async def stats(self) -> ReplicaLoad:
         """Load since the last call. Raises EngineDead when the process is gone."""
 

@@ -97,6 +97,12 @@ class LoadMonitor:
         epoch, load = self._loads.get(slot.slot_id, (-1, ReplicaLoad()))
         return load if epoch == slot.epoch else ReplicaLoad()
 
+    def context_tokens(self, role: Role) -> float:
+        """Mean tokens that one running sequence of ``role`` holds; 0 when none runs."""
+        loads = [self.load_of(slot) for slot in self._table.serving(role)]
+        running = sum(load.running for load in loads)
+        return sum(load.context_tokens for load in loads) / running if running else 0.0
+
     def decode_costs(self) -> dict[Role, DecodeCost]:
         """Fitted cost by role; a role without enough reports is absent."""
         fits = {role: fitter.fit() for role, fitter in self._fitters.items()}

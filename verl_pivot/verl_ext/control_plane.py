@@ -8,6 +8,7 @@ publishes versions here. It owns no engine and no weights.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from verl_pivot.observe.events import EventLog
 from verl_pivot.observe.metrics import RunningMetrics
 from verl_pivot.runtime.controller import Controller
 from verl_pivot.runtime.cpu_share import CpuShares
-from verl_pivot.runtime.ports import EngineDead, EngineError
+from verl_pivot.runtime.ports import AdmissionPort, EngineDead, EngineError
 from verl_pivot.runtime.slots import Slot, SlotTable
 from verl_pivot.store import ParameterStore
 from verl_pivot.verl_ext.balancer import ShiftBalancer
@@ -51,6 +52,7 @@ class ControlPlane:
         t0_unix_s: start of the run, common to all its event logs.
         with_judge: whether a generative reward model takes part.
         cpu_slots: number of slots with a fixed CPU share; 0 on GPUs.
+        batch_limits: for each inference role, the sequences that one of its engines runs at a time.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class ControlPlane:
         t0_unix_s: float,
         with_judge: bool,
         cpu_slots: int,
+        batch_limits: dict[str, int],
     ) -> None:
         self._config = config
         self._log = EventLog(Path(run_dir) / "events.jsonl", t0_unix_s=t0_unix_s)
@@ -70,6 +73,7 @@ class ControlPlane:
         self._balancer = ShiftBalancer()
         self._router: Any = None
         self._with_judge = with_judge
+        self._batch_limits = {Role(role): limit for role, limit in batch_limits.items()}
         self._shares = CpuShares.create(Path(store_dir).name, cpu_slots, config.slots.cpu_share) if cpu_slots else None
         self._controller: Controller | None = None
         self._groups: dict[tuple[int, Role], EngineGroup] = {}
@@ -95,9 +99,9 @@ class ControlPlane:
         table = SlotTable(
             Slot(s.slot_id, Role(s.first_role), frozenset(Role(role) for role in s.can_host)) for s in slots
         )
-        admissions: dict[Role, Any] = {Role.ROLLOUT: self._balancer}
+        admissions = {Role.ROLLOUT: self._balancer.queue}
         if self._router is not None:
-            admissions[Role.GENRM] = self._router
+            admissions[Role.GENRM] = self._router.queue
         for description in slots:
             for role_name, servers in description.servers.items():
                 self._adopt(description.slot_id, Role(role_name), servers, admissions)
@@ -111,22 +115,22 @@ class ControlPlane:
             events=self._log,
             clock=self._log,
         )
-        self._balancer.on_demand = self._controller.poke
+        for queue in admissions.values():
+            queue.on_demand = self._controller.poke
         if self._router is not None:
-            self._router.on_demand = self._controller.poke
             self._router.on_suspect = lambda slot_id, error: self._running().suspect(slot_id, Role.GENRM, error)
         for slot_id, role in self._groups:
             await self._place(slot_id, role)
 
     def _adopt(
-        self, slot_id: int, role: Role, servers: list[tuple[str, Any, str]], admissions: dict[Role, Any]
+        self, slot_id: int, role: Role, servers: list[tuple[str, Any, str]], admissions: Mapping[Role, AdmissionPort]
     ) -> None:
         records = [ServerRecord(server_id, handle, url) for server_id, handle, url in servers]
         for record in records:
             if role is Role.ROLLOUT:
-                self._balancer.register(record.server_id, record.handle, slot_id)
+                self._balancer.register(record.server_id, record.handle, slot_id, self._batch_limits[role])
             else:
-                self._router.register(record.url, slot_id)
+                self._router.register(record.url, slot_id, self._batch_limits[role])
         self._groups[slot_id, role] = EngineGroup(
             slot_id,
             role,
@@ -148,7 +152,7 @@ class ControlPlane:
 
     def _on_relaunch(self, slot_id: int, role: Role, record: ServerRecord, old_url: str) -> None:
         if role is Role.GENRM:
-            self._router.register(record.url, slot_id, replaces=old_url)
+            self._router.register(record.url, slot_id, self._batch_limits[role], replaces=old_url)
         if self._shares is not None:
             task = asyncio.ensure_future(self._place(slot_id, role))
             self._background.add(task)
@@ -250,7 +254,7 @@ class ControlPlane:
         return self._balancer.get_all_servers()
 
     async def get_total_inflight(self) -> int:
-        return sum(self._balancer.inflight().values())
+        return self._balancer.get_total_inflight()
 
     async def clear_sticky_cache(self) -> dict[str, Any]:
         return self._balancer.clear_sticky_cache()

@@ -63,6 +63,7 @@ class Deployment:
                 record.t0_unix_s,
                 self._with_judge,
                 len(self.layout.slots) if self._on_cpu else 0,
+                _batch_limits(config),
             )
         )
         record.forward(lambda event: self.control_plane.observe.remote(event))
@@ -193,6 +194,14 @@ class Deployment:
             except Exception:
                 logger.exception("resource_shift: %s did not end cleanly", method)
         self.store.close()
+
+
+def _batch_limits(config: DictConfig) -> dict[str, int]:
+    """Sequences that one engine decodes at a time, by inference role: more than that wait before the engines."""
+    engines = {"rollout": config.actor_rollout_ref.rollout}
+    if config.reward.reward_model.enable:
+        engines["genrm"] = config.reward.reward_model.rollout
+    return {role: engine.max_num_seqs * engine.data_parallel_size for role, engine in engines.items()}
 
 
 def _require_one_node(anchors: list[ActorHandle]) -> None:

@@ -74,6 +74,12 @@ class EngineGroup:
     async def wake(self) -> None:
         await self._call("wake_engine")
 
+    async def shed(self, count: int) -> int:
+        each, more = divmod(count, len(self._servers))
+        shares = [each + (number < more) for number in range(len(self._servers))]
+        shed = [self._one(record, "shed", share) for record, share in zip(self._servers, shares, strict=True) if share]
+        return sum(await asyncio.gather(*shed))
+
     async def stats(self) -> ReplicaLoad:
         reports = await self._call("load_report")
         if any(report["dead"] for report in reports):

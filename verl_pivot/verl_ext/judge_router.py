@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections import deque
-from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
@@ -19,55 +17,33 @@ from fastapi.responses import JSONResponse, Response
 from verl.experimental.reward_loop.router.naive_router import NaiveRouter
 
 from verl_pivot.config.schema import JudgeConfig
+from verl_pivot.runtime.admission import AdmissionQueue
 
 logger = logging.getLogger(__name__)
 
 
 class JudgeRouter(NaiveRouter):
-    """Implements ``runtime.ports.AdmissionPort`` for genrm."""
+    """Proxies each request to the judge that the queue chooses.
+
+    verl's own tables (``worker_urls``, ``request_counts``) stay empty: the queue holds them.
+    """
 
     def __init__(self, config: JudgeConfig) -> None:
         super().__init__(worker_urls=[])
         self._config = config
+        self.queue = AdmissionQueue()
         self._slot_of: dict[str, int] = {}
-        self._admitted: set[int] = set()
-        self._waiters: deque[asyncio.Future[None]] = deque()
-        self.on_demand: Any = None
-        """Called without arguments when a request has to wait."""
         self.on_suspect: Any = None
         """Called with (slot_id, error) when a judge engine could not be reached."""
         self.resubmitted = 0
 
-    # ---- registration -------------------------------------------------------------------------------------------
-
-    def register(self, url: str, slot_id: int, replaces: str | None = None) -> None:
+    def register(self, url: str, slot_id: int, limit: int, replaces: str | None = None) -> None:
         """Make a judge server known under ``url`` (``replaces`` is the address of its dead predecessor)."""
         if replaces is not None:
             self._slot_of.pop(replaces, None)
-            self.request_counts.pop(replaces, None)
+            self.queue.forget(replaces)
         self._slot_of[url] = slot_id
-        self.request_counts.setdefault(url, 0)
-        self._refresh()
-
-    # ---- AdmissionPort ------------------------------------------------------------------------------------------
-
-    def mask(self, slot_id: int) -> None:
-        self._admitted.discard(slot_id)
-        self._refresh()
-
-    def admit(self, slot_id: int) -> None:
-        self._admitted.add(slot_id)
-        self._refresh()
-        self._wake_waiters()
-
-    def queued(self) -> int:
-        return sum(not waiter.done() for waiter in self._waiters)
-
-    def inflight(self) -> Mapping[int, int]:
-        counts: dict[int, int] = {}
-        for url, slot_id in self._slot_of.items():
-            counts[slot_id] = counts.get(slot_id, 0) + self.request_counts[url]
-        return counts
+        self.queue.register(url, slot_id, limit)
 
     # ---- proxy --------------------------------------------------------------------------------------------------
 
@@ -77,8 +53,9 @@ class JudgeRouter(NaiveRouter):
         headers = {k: v for k, v in request.headers.items() if k.lower() not in ("host", "content-length")}
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._config.queue_deadline_s
+        asked_before = False
         while True:
-            url = await self._acquire(deadline)
+            url = await self._acquire(deadline, ahead=asked_before)
             if url is None:
                 return JSONResponse(
                     status_code=503,
@@ -92,11 +69,11 @@ class JudgeRouter(NaiveRouter):
             try:
                 response = await self._forward(request.method, url, endpoint, body, headers)
             finally:
-                self._release_worker(url)
-                self._wake_waiters()
+                self.queue.release(url)
             if response is not None:
                 return response
             self.resubmitted += 1
+            asked_before = True
             if loop.time() > deadline:
                 return JSONResponse(status_code=503, content={"error": "every judge left while judging this request"})
 
@@ -112,7 +89,7 @@ class JudgeRouter(NaiveRouter):
                 payload = await response.read()
                 if response.status >= 500:
                     self._suspect(url, f"HTTP {response.status}: {payload[:200]!r}")
-                    return None if url not in self.worker_urls else _as_response(response, payload)
+                    return _as_response(response, payload) if self.queue.is_open(url) else None
                 return None if _was_aborted(payload) else _as_response(response, payload)
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
             self._suspect(url, f"{type(error).__name__}: {error}")
@@ -123,40 +100,18 @@ class JudgeRouter(NaiveRouter):
                 content={"error": f"the judge did not answer within {self._config.request_deadline_s:g} s"},
             )
 
-    async def _acquire(self, deadline: float) -> str | None:
-        while True:
-            free = [u for u in self.worker_urls if self.request_counts[u] < self._config.max_inflight_per_engine]
-            if free:
-                url = min(free, key=lambda u: self.request_counts[u])
-                self.request_counts[url] += 1
-                return url
-            loop = asyncio.get_running_loop()
-            waiter: asyncio.Future[None] = loop.create_future()
-            self._waiters.append(waiter)
-            if self.on_demand is not None:
-                self.on_demand()
-            try:
-                await asyncio.wait_for(waiter, deadline - loop.time())
-            except asyncio.TimeoutError:
-                return None
-            finally:
-                if waiter in self._waiters:
-                    self._waiters.remove(waiter)
-
-    def _refresh(self) -> None:
-        self.worker_urls = [url for url, slot_id in self._slot_of.items() if slot_id in self._admitted]
-
-    def _wake_waiters(self) -> None:
-        """Let every waiter look again; those that still find nothing queue up anew, in their order."""
-        waiters, self._waiters = self._waiters, deque()
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+    async def _acquire(self, deadline: float, ahead: bool) -> str | None:
+        """A judge, or None when none had room before the deadline."""
+        left_s = deadline - asyncio.get_running_loop().time()
+        try:
+            return await asyncio.wait_for(self.queue.acquire(ahead=ahead), left_s)
+        except asyncio.TimeoutError:
+            return None
 
     def _suspect(self, url: str, error: str) -> None:
         slot_id = self._slot_of.get(url)
         logger.warning("judge on slot %s at %s: %s", slot_id, url, error)
-        if slot_id is not None and slot_id in self._admitted and self.on_suspect is not None:
+        if slot_id is not None and self.queue.is_open(url) and self.on_suspect is not None:
             self.on_suspect(slot_id, error)
 
 

@@ -91,6 +91,14 @@ class ShiftHttpServer(vLLMHttpServer):
         result = await self.abort_all_requests(reject_request=True)
         return int(result["aborted_count"])
 
+    async def shed(self, count: int) -> int:
+        """Abort ``count`` requests with the fewest tokens: they cost least to begin again. The engine stays open."""
+        states = sorted(self.engine.output_processor.request_states.items(), key=lambda item: _tokens_held(item[1]))
+        external_ids = [getattr(state, "external_req_id", None) or key for key, state in states[:count]]
+        if external_ids:
+            await self.engine.abort(external_ids)
+        return len(external_ids)
+
     async def abort_leftovers(self) -> int:
         """Abort requests that reached the closed engine over HTTP after the drain."""
         states = self.engine.output_processor.request_states
@@ -177,10 +185,7 @@ class ShiftHttpServer(vLLMHttpServer):
         if self.is_dead():
             return {"dead": True}
         states = list(self.engine.output_processor.request_states.values())
-        context_tokens = sum(
-            (state.prompt_len or 0) + (len(state.detokenizer.output_token_ids) if state.detokenizer else 0)
-            for state in states
-        )
+        context_tokens = sum(_tokens_held(state) for state in states)
         now_s = time.monotonic()
         last_s, last_tokens = self._last_report
         self._last_report = (now_s, self._tokens)
@@ -222,3 +227,8 @@ class ShiftHttpServer(vLLMHttpServer):
             return process_outputs(engine_core_outputs, *args, **kwargs)
 
         processor.process_outputs = counting
+
+
+def _tokens_held(state: Any) -> int:
+    """Prompt and generated tokens of one of vLLM's request states."""
+    return (state.prompt_len or 0) + (len(state.detokenizer.output_token_ids) if state.detokenizer else 0)

@@ -12,6 +12,7 @@ import copy
 import ctypes
 import gc
 import math
+import mmap
 
 import torch
 from torch import nn
@@ -124,6 +125,23 @@ def trim_heap() -> None:
     for release, arguments in (("malloc_trim", (0,)), ("MallocExtension_ReleaseFreeMemory", ())):
         if hasattr(process, release):
             getattr(process, release)(*arguments)
+
+
+def give_back_pages(storage: torch.UntypedStorage) -> None:
+    """Free the memory behind a storage without freeing the storage: it reads as zeros from now on, and each page takes
+    memory again when it is next touched. Raises OSError where the system refuses; the storage is then unchanged, but
+    for zeros in its first and last page."""
+    start, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+    first_page, last_page = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+    if first_page >= last_page:
+        ctypes.memset(start, 0, end - start)
+        return
+    # Other data may share the pages at either end.
+    ctypes.memset(start, 0, first_page - start)
+    ctypes.memset(last_page, 0, end - last_page)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.madvise(ctypes.c_void_p(first_page), ctypes.c_size_t(last_page - first_page), mmap.MADV_DONTNEED):
+        raise OSError(ctypes.get_errno(), "madvise(MADV_DONTNEED) on the KV cache")
 
 
 def weight_bytes(model: nn.Module) -> int:

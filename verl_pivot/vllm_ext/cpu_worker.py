@@ -56,12 +56,15 @@ class SleepingCPUWorker(CPUWorker):
     def __init__(self, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
         require_supported(vllm_config)
         cpu_patches.install()
+        # In spite of enforce_eager vLLM compiles helpers of its sampler (v1/sample/ops/topk_topp_sampler.py:341,
+        # logprobs.py:10): half a minute at the first token, while engines wait for each other's compiler lock.
+        torch.compiler.set_stance("force_eager")
         super().__init__(vllm_config, *args, **kwargs)
         self._weights_resident = False
         self._weights_path: str | None = None
         self._weights_version: int | None = None
         self._restore_on_wake = False
-        self._dropped_kv: list[tuple[torch.UntypedStorage, int]] = []
+        self._kv_resident = True
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
         super().load_model(load_dummy_weights=load_dummy_weights)
@@ -86,7 +89,7 @@ class SleepingCPUWorker(CPUWorker):
         if self._weights_resident:
             self._restore_on_wake = level == 1
             self._drop_weights()
-        if not self._dropped_kv:
+        if self._kv_resident:
             self._drop_kv()
         cpu_weights.trim_heap()
 
@@ -136,7 +139,7 @@ class SleepingCPUWorker(CPUWorker):
         return {
             "rss_bytes": psutil.Process().memory_info().rss,
             "weight_bytes": cpu_weights.weight_bytes(self.model_runner.model),
-            "kv_bytes": sum(storage.nbytes() for storage in self._kv_storages()),
+            "kv_bytes": sum(storage.nbytes() for storage in self._kv_storages()) if self._kv_resident else 0,
         }
 
     @functools.cached_property
@@ -214,14 +217,12 @@ class SleepingCPUWorker(CPUWorker):
                     yield storage
 
     def _drop_kv(self) -> None:
-        """Views stay valid objects: the storage they share is resized in place."""
-        self._dropped_kv = [(storage, storage.nbytes()) for storage in self._kv_storages()]
-        for storage, _ in self._dropped_kv:
-            storage.resize_(0)
+        """The memory goes, the address range stays: views remain valid objects, and waking costs nothing."""
+        for storage in self._kv_storages():
+            cpu_weights.give_back_pages(storage)
+        self._kv_resident = False
 
     def _restore_kv(self) -> None:
-        """Zeroed as at start: attention reads whole blocks, and NaN garbage would survive masking."""
-        for storage, size_bytes in self._dropped_kv:
-            storage.resize_(size_bytes)
-            storage.fill_(0)
-        self._dropped_kv = []
+        """Pages come back one by one as they are used, zeroed as at start: attention reads whole blocks, and NaN
+        garbage would survive masking."""
+        self._kv_resident = True
