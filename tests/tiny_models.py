@@ -11,7 +11,7 @@ import functools
 import shutil
 import string
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +71,6 @@ def build(root: Path, shape: TinyModel, seed: int) -> str:
         _model(shape, seed).save_pretrained(path)
         tokenizer().save_pretrained(path)
     return str(path)
-
-
-def bf16(shape: TinyModel) -> TinyModel:
-    return replace(shape, dtype="bfloat16")
 
 
 def _model(shape: TinyModel, seed: int) -> Any:

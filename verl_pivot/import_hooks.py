@@ -2,7 +2,8 @@
 
 ``import verl`` happens in every process of a run. Registering there what belongs to the trainer, the engines or the
 weights would import them all (seconds and hundreds of megabytes per process), so each registration waits until the
-process imports the upstream module that it is about. Used by ``verl_pivot.plugin`` and by the vLLM plugin.
+process imports the upstream module that it is about. Used by ``verl_pivot.plugin``, by the patches for the CPU
+(``verl_ext.cpu_patches``, ``vllm_ext.cpu_patches``) and by ``vllm_ext.forkserver``.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def on_import(name: str, action: Action) -> None:
 
 
 def waiting() -> tuple[str, ...]:
-    """Names of the modules whose actions have not run (for ``verl-pivot doctor`` and tests)."""
+    """Names of the modules whose actions have not run (for tests)."""
     return tuple(name for name, actions in _waiting.items() if actions)
 
 

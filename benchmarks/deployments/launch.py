@@ -18,7 +18,7 @@ from benchmarks.deployments.announce import RUN_DIRECTORY
 from benchmarks.deployments.measure import StepSample
 from benchmarks.deployments.probe import SpeedProbe
 from benchmarks.deployments.processes import RunProcesses, machine_usage_s
-from benchmarks.deployments.slots import SLOTS, HeldByBenchmark, HeldByRun, NotPlaced
+from benchmarks.deployments.slots import HeldByBenchmark, HeldByRun, NotPlaced
 from benchmarks.deployments.variants import Variant, overrides
 from benchmarks.deployments.workload import Assets, Workload
 
@@ -228,6 +228,3 @@ def _own_address() -> str:
         except OSError:
             return ""
         return str(probe.getsockname()[0])
-
-
-__all__ = ["SLOTS", "DeploymentFailed", "DeploymentRun", "Limits", "Outcome"]

@@ -101,8 +101,8 @@ class RunProcesses:
             for pid in self.refresh():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, sign)
-            deadline = time.monotonic() + patience_s
-            while self.refresh() and time.monotonic() < deadline:
+            deadline_s = time.monotonic() + patience_s
+            while self.refresh() and time.monotonic() < deadline_s:
                 time.sleep(0.1)
         return count
 

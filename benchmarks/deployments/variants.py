@@ -47,11 +47,9 @@ class Variant:
 
     @property
     def compute_processes(self) -> dict[str, int]:
-        """Processes that compute on slots, by role, once the run is up."""
+        """Processes that compute on slots, by role, once a run of verl's own deployments is up."""
         if self.kind == "colocated":
             return {"train": SLOTS, "rollout": SLOTS, "genrm": SLOTS}
-        if self.kind == "resource_shift":
-            return {"train": self.train, "engines": 2 * SLOTS}
         return {"train": self.train, "rollout": self.rollout + self.train * self.hybrid, "genrm": self.judge}
 
 

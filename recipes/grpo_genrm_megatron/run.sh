@@ -70,6 +70,7 @@ overrides=(
     "reward.custom_reward_function.path=$recipes/common/judge_reward.py"
     +reward.custom_reward_function.reward_kwargs.max_tokens=4096
 
+    'trainer.logger=[console]'
     trainer.total_epochs=1
     trainer.val_before_train=false
     trainer.test_freq=-1

@@ -1,4 +1,4 @@
-"""Makes what the quick start needs: ``python recipes/quickstart/prepare.py --out outputs/quickstart``.
+"""Makes what the quick start needs: ``python recipes/quickstart/prepare.py --out outputs/quickstart/assets``.
 
 Two cores, a few minutes, no download. Made once: a second call with the same settings returns at once.
 """
@@ -27,16 +27,16 @@ def main(arguments: list[str] | None = None) -> int:
 
     torch.set_num_threads(options.threads)
     torch.use_deterministic_algorithms(True)
-    started = time.monotonic()
+    started_s = time.monotonic()
     with ProgressBars() as bars:
         meta = make_assets(options.out, settings, bars.update)
-    print(_summary(options.out, meta, time.monotonic() - started))
+    print(_summary(options.out, meta, time.monotonic() - started_s))
     return 0
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train the quick start's policy and judge and write its prompts.")
-    parser.add_argument("--out", type=Path, default=Path("outputs/quickstart"), help="directory to fill")
+    parser.add_argument("--out", type=Path, default=Path("outputs/quickstart/assets"), help="directory to fill")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--train-prompts", type=int, default=1024)
     parser.add_argument("--val-prompts", type=int, default=64)

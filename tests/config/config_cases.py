@@ -29,7 +29,7 @@ MACHINE = Machine(
     policy=MODEL,
     judge=MODEL,
 )
-GPU_MACHINE = Machine(8, {}, 64 * GIB, "tmpfs", MODEL, MODEL)
+GPU_MACHINE = Machine(8, {}, 64 * GIB, "tmpfs", MODEL, MODEL, address="10.1.2.3")
 
 _SIZES = {
     "data.train_batch_size": 8,

@@ -9,8 +9,10 @@ import pytest
 from config_cases import GIB, GPU_MACHINE, MACHINE, MODEL, found, good
 
 from verl_pivot.config.checks import CHECKS, subject_of
+from verl_pivot.config.checks_features import PLANNERS
 from verl_pivot.config.findings import error, render, warning
 from verl_pivot.config.machine import Machine, ModelOnDisk, filesystem_type, look_at_machine
+from verl_pivot.core.registry import planner_names
 
 RS, ROLLOUT, JUDGE, ACTOR = (
     "trainer.resource_shift",
@@ -30,6 +32,10 @@ def test_good_configurations_have_no_findings(device: str) -> None:
 def test_every_check_has_something_to_say(device: str) -> None:
     subject = subject_of(good(device), MACHINE if device == "cpu" else GPU_MACHINE)
     assert all(check.says(subject) for check in CHECKS)
+
+
+def test_the_check_knows_every_planner() -> None:
+    assert sorted(PLANNERS) == list(planner_names())
 
 
 @pytest.mark.parametrize(
@@ -70,6 +76,16 @@ def test_every_check_has_something_to_say(device: str) -> None:
         ("gpu", {"actor_rollout_ref.model.lora_rank": 16}, "actor_rollout_ref.model.lora_rank", "lora.merge=true"),
         ("gpu", {"actor_rollout_ref.model.lora.rank": 16}, "actor_rollout_ref.model.lora.rank", "lora.merge=true"),
         # own options
+        ("gpu", {f"{RS}.engine.host": "shared"}, f"{RS}.engine.host", "auto"),
+        (
+            "gpu",
+            {f"{RS}.planner.name": "static", f"{JUDGE}.enable_resource_pool": False, f"{JUDGE}.nnodes": 0},
+            f"{RS}.planner.name",
+            "enable_resource_pool=true",
+        ),
+        ("gpu", {f"{RS}.store.shard_bytes": 1000}, f"{RS}.store.shard_bytes", "default"),
+        ("cpu", {f"{RS}.slots.cpu_share": 0.01}, f"{RS}.slots.cpu_share", "0.5"),
+        ("cpu", {f"{RS}.slots.cpu_share": 9.0}, f"{RS}.slots.cpu_share", "0.5"),
         ("gpu", {f"{RS}.planner.name": "magic"}, f"{RS}.planner.name", "harmonic, static"),
         ("gpu", {f"{RS}.engine.host": "moon"}, f"{RS}.engine.host", "per_replica"),
         ("gpu", {f"{RS}.staleness": -1}, f"{RS}.staleness", "0 or more"),
@@ -152,6 +168,20 @@ def test_one_error_with_the_option_and_the_way_out(
             "actor_rollout_ref.model.path",
             "no weights",
         ),
+        (
+            "gpu",
+            replace(GPU_MACHINE, judge=replace(MODEL, has_safetensors=False)),
+            "error",
+            f"{JUDGE}.model_path",
+            "no *.safetensors",
+        ),
+        (
+            "gpu",
+            replace(GPU_MACHINE, policy=replace(MODEL, is_16_bit=True), store_free_bytes=5 * GIB),
+            "error",
+            f"{RS}.store.directory",
+            "needs 7.2 GiB",
+        ),
         ("gpu", replace(GPU_MACHINE, store_free_bytes=4 * GIB), "error", f"{RS}.store.directory", "needs 4.2 GiB"),
         ("gpu", replace(GPU_MACHINE, store_filesystem="ext4"), "warning", f"{RS}.store.directory", "not in memory"),
         (
@@ -161,13 +191,13 @@ def test_one_error_with_the_option_and_the_way_out(
             f"{RS}.observe.timeline_png",
             "matplotlib is not installed",
         ),
-        ("gpu", replace(GPU_MACHINE, environ={"http_proxy": "http://p"}), "error", "no_proxy", "loopback"),
+        ("gpu", replace(GPU_MACHINE, environ={"http_proxy": "http://p"}), "warning", "no_proxy", "judge at 10.1.2.3"),
         (
             "gpu",
-            replace(GPU_MACHINE, environ={"HTTP_PROXY": "http://p", "no_proxy": ".lan"}),
-            "error",
+            replace(GPU_MACHINE, environ={"HTTP_PROXY": "http://p", "no_proxy": ".lan,127.0.0.1,10.2.0.0/16"}),
+            "warning",
             "no_proxy",
-            "loopback",
+            "judge at 10.1.2.3",
         ),
     ],
 )
@@ -183,7 +213,9 @@ def test_findings_about_the_machine(device: str, machine: Machine, severity: str
         ("gpu", {"actor_rollout_ref.model.lora_rank": 16, "actor_rollout_ref.model.lora.merge": True}, GPU_MACHINE),
         ("gpu", {f"{JUDGE}.enable_resource_pool": False, f"{JUDGE}.nnodes": 0}, GPU_MACHINE),
         ("gpu", {}, replace(GPU_MACHINE, store_free_bytes=int(4.25 * GIB))),
-        ("gpu", {}, replace(GPU_MACHINE, environ={"http_proxy": "http://p", "no_proxy": "x, 127.0.0.1"})),
+        ("gpu", {}, replace(GPU_MACHINE, environ={"http_proxy": "http://p", "no_proxy": "x, 10.1.2.3"})),
+        ("gpu", {}, replace(GPU_MACHINE, environ={"http_proxy": "http://p", "NO_PROXY": "10.1.0.0/16"})),
+        ("gpu", {}, replace(GPU_MACHINE, environ={"http_proxy": "http://p", "no_proxy": "*"})),
         ("gpu", {}, replace(GPU_MACHINE, judge=ModelOnDisk("owner/name", False, False, False, None))),
         ("cpu", {f"{ACTOR}.use_dynamic_bsz": True, f"{ACTOR}.ppo_micro_batch_size_per_gpu": 5}, MACHINE),
         ("cpu", {f"{RS}.train.mini_batches_per_step": 2, "data.train_batch_size": 16}, MACHINE),
@@ -238,6 +270,7 @@ def test_machine_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for folder in (policy, judge):
         folder.mkdir()
         (folder / "config.json").write_text("{}")
+    (policy / "config.json").write_text(json.dumps({"dtype": "bfloat16"}))
     (policy / "model.safetensors").write_bytes(b"x" * 100)
     (policy / "more.safetensors").write_bytes(b"x" * 50)
     (judge / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": 12345}}))
@@ -248,7 +281,7 @@ def test_machine_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             "trainer": {"resource_shift": {"store": {"directory": str(tmp_path / "not" / "yet")}}},
         }
     )
-    assert machine.policy == ModelOnDisk(str(policy), True, True, True, 150)
+    assert machine.policy == ModelOnDisk(str(policy), True, True, True, 150, is_16_bit=True)
     assert machine.judge == ModelOnDisk(str(judge), True, True, True, 12345)
     assert machine.cores >= 1 and machine.environ["VERL_PLATFORM"] == "cpu"
     assert machine.store_free_bytes is not None and machine.store_free_bytes > 0

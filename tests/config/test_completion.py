@@ -82,7 +82,7 @@ def test_completing_twice_changes_nothing() -> None:
         ((f"+{RS}.enable=true", "trainer.v1.trainer_mode=sync"), "trainer.v1.trainer_mode", "leave"),
         ((GROUP, "trainer.v1.trainer_mode=sync"), "trainer.v1.trainer_mode", f"{RS}.enable=false"),
         (("trainer.v1.trainer_mode=resource_shift",), "trainer.v1.trainer_mode", GROUP),
-        ((GROUP, f"{RS}.enable=false"), "trainer.v1.trainer_mode", "verl's own"),
+        ((GROUP, f"{RS}.enable=false"), "trainer.v1.trainer_mode", "remove +resource_shift@_global_=pivot"),
         (("+resource_shift=pivot",), "+resource_shift", GROUP),
         (("+resource_shift.enable=true",), "+resource_shift", GROUP),
         (

@@ -39,10 +39,20 @@ def test_a_verdict_inside_the_other_one_is_not_seen(text: str, score: float | No
     assert verdict_parser(yes="correct", no="not correct", yes_score=2.0, no_score=-2.0)(text) == score
 
 
-@pytest.mark.parametrize(("text", "score"), [("answer✓", 1.0), ("[[A]]", 1.0), ("see [[B]].", 0.0), ("A", None)])
-def test_phrases_of_symbols(text: str, score: float | None) -> None:
-    parsers = (verdict_parser(yes="✓", no="✗"), verdict_parser(yes="[[A]]", no="[[B]]"))
-    assert score in [parser(text) for parser in parsers]
+@pytest.mark.parametrize(
+    ("text", "of_marks", "of_letters"),
+    [
+        ("answer✓", 1.0, None),
+        ("✗", 0.0, None),
+        ("[[A]]", None, 1.0),
+        ("see [[B]].", None, 0.0),
+        ("✗ although [[A]]", 0.0, 1.0),
+        ("A", None, None),
+    ],
+)
+def test_phrases_of_symbols(text: str, of_marks: float | None, of_letters: float | None) -> None:
+    assert verdict_parser(yes="✓", no="✗")(text) == of_marks
+    assert verdict_parser(yes="[[A]]", no="[[B]]")(text) == of_letters
 
 
 @pytest.mark.parametrize(("yes", "no"), [("", "no"), ("yes", " "), ("Yes  sir", "yes sir")])

@@ -109,7 +109,6 @@ class MadeUpRun:
             if self.roles[slot] in ("train", "genrm"):
                 self.shift(slot, "rollout")
                 self.tell("served", slot=slot, role="rollout", version=self.version)
-        self.tell("sequence_resumed", slot_from=0, tokens=200)
         count = 4 * slots
         self.tell(
             "step",

@@ -32,8 +32,8 @@ NODE = Machine(
     cores=96,
     store_free_bytes=512 * GB,
     store_filesystem="tmpfs",
-    policy=ModelOnDisk("Qwen/Qwen2.5-7B", True, True, True, int(15.2 * GB)),
-    judge=ModelOnDisk("Qwen/Qwen3-30B-A3B", True, True, True, int(61.1 * GB)),
+    policy=ModelOnDisk("Qwen/Qwen2.5-7B", True, True, True, int(15.2 * GB), is_16_bit=True),
+    judge=ModelOnDisk("Qwen/Qwen3-30B-A3B", True, True, True, int(61.1 * GB), is_16_bit=True),
 )
 STRATEGY = {"grpo_genrm_fsdp": "fsdp2", "grpo_genrm_megatron": "megatron", "ppo_genrm": "fsdp2"}
 OFFLOAD = {

@@ -123,23 +123,13 @@ def test_the_lease_waits_for_every_train_slot_and_no_longer() -> None:
         assert roles(bench) == ["serving train", "serving train", "serving genrm"]
         assert bench.controller.snapshot().train.lease is LeaseState.HELD
         bench.planner.wanted = {}
-        await bench.controller.release_train(3.0)
+        await bench.controller.release_train()
         train = bench.controller.snapshot().train
-        assert (train.lease, train.update_s, train.groups_ready, train.groups_needed) == (LeaseState.FREE, 3.0, 0, 4)
+        assert (train.lease, train.groups_ready, train.groups_needed) == (LeaseState.FREE, 0, 4)
         await bench.move({0: ROLLOUT, 1: ROLLOUT})
 
     bench = on_bench(main)
     assert [e["state"] for e in bench.world.events.of("lease")] == ["wanted", "held", "free"]
-
-
-def test_update_times_are_smoothed_and_an_idle_lease_does_not_count() -> None:
-    async def main(bench: Bench) -> None:
-        for update_s in (10.0, None, 20.0):
-            await bench.controller.acquire_train(1, 1)
-            await bench.controller.release_train(update_s)
-        assert bench.controller.snapshot().train.update_s == pytest.approx(13.0)
-
-    on_bench(main, [(TRAIN, ALL_ROLES)])
 
 
 def test_a_lost_engine_does_not_hold_up_training() -> None:
@@ -171,7 +161,7 @@ def test_no_engine_starts_while_training_runs() -> None:
         await asyncio.sleep(20.0)
         assert "restart" not in engine.calls
         bench.world.is_training = False
-        await bench.controller.release_train(1.0)
+        await bench.controller.release_train()
         await asyncio.sleep(5.0)
         assert roles(bench)[0] == "serving rollout"
 
@@ -400,7 +390,7 @@ def test_a_plan_cannot_take_a_slot_from_training() -> None:
         bench.controller.poke()
         await asyncio.sleep(1.0)
         with pytest.raises(RuntimeError, match="but the lease is held"):
-            await bench.controller.release_train(1.0)
+            await bench.controller.release_train()
 
     on_bench(main, [(TRAIN, ALL_ROLES)])
 

@@ -116,10 +116,10 @@ class Run:
             if self.rng.random() < 0.5:
                 await self._publish(step)
                 self.world.is_training = False
-                await self.controller.release_train(1.0)
+                await self.controller.release_train()
             else:
                 self.world.is_training = False
-                await self.controller.release_train(1.0)
+                await self.controller.release_train()
                 await self._publish(step)
         while self.open:
             self.finished.clear()

@@ -124,3 +124,20 @@ def test_verls_questions_are_answered_from_the_queue():
         assert balancer.clear_sticky_cache() == {"cleared_entries": 1, "server_loads": {"b": 1}}
 
     asyncio.run(scenario())
+
+
+def test_what_a_server_gave_up_goes_to_another():
+    async def scenario():
+        balancer = two_slots()
+        balancer.queue.admit(0)
+        for request in range(4):
+            await balancer.acquire(f"r{request}")
+        balancer.queue.admit(1)
+        for request in ("r0", "r1"):
+            balancer.release_server("a", request)
+        assert [(await balancer.acquire(request, resumes=True))[0] for request in ("r0", "r1")] == ["b", "b"]
+        assert balancer.require_acquire_fields() == ["resumes"]
+        balancer.release_server("a", "r2")
+        assert (await balancer.acquire("r2"))[0] == "a", "a later turn stays with its prefix"
+
+    asyncio.run(scenario())

@@ -77,10 +77,16 @@ report["step"] = {
 from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl_pivot.verl_ext.snapshot_worker import SnapshotActorWorker
 from types import SimpleNamespace
-worker = object.__new__(SnapshotActorWorker)
-worker._strategy_handlers, worker.config = None, SimpleNamespace(actor=SimpleNamespace(strategy="fsdp2"))
-report["handlers"] = [worker.copy_handler.__qualname__, worker.copy_handler is worker.copy_handler,
-                      worker.restore_handler.__qualname__]
+
+def handlers_over(save):
+    fsdp_utils.fsdp2_sharded_save_to_cpu = save
+    worker = object.__new__(SnapshotActorWorker)
+    worker._strategy_handlers, worker.config = None, SimpleNamespace(actor=SimpleNamespace(strategy="fsdp2"))
+    return [worker.copy_handler.__qualname__, getattr(worker.copy_handler, "patched_by", None),
+            worker.copy_handler is worker.copy_handler, worker.restore_handler.__qualname__]
+
+patched = fsdp_utils.fsdp2_sharded_save_to_cpu
+report["handlers"] = {"original": handlers_over(original), "patched": handlers_over(patched)}
 
 import tiny_models
 from transformers import AutoConfig
@@ -128,8 +134,12 @@ def test_looking_back_at_old_weights_keeps_the_update(report: dict[str, Any]) ->
 
 
 @pytest.mark.contract
-def test_worker_uses_the_copy(report: dict[str, Any]) -> None:
-    assert report["handlers"] == ["copying.<locals>.save_copies", True, "fsdp2_sharded_load_from_cpu"]
+def test_worker_copies_once(report: dict[str, Any]) -> None:
+    restore = "fsdp2_sharded_load_from_cpu"
+    assert report["handlers"] == {
+        "original": ["copying.<locals>.save_copies", None, True, restore],
+        "patched": ["fsdp2_sharded_save_to_cpu", "own-snapshot", True, restore],
+    }
 
 
 @pytest.mark.contract

@@ -42,6 +42,7 @@ async def judge(handler: Handler):
 async def serving(config: JudgeConfig):
     router = JudgeRouter(config)
     port, task = await run_uvicorn(router.app, None, "127.0.0.1")
+    router.address = f"http://127.0.0.1:{port}"
     try:
         async with aiohttp.ClientSession() as session:
 
@@ -123,8 +124,9 @@ def test_a_judge_that_dies_is_reported_and_its_request_goes_elsewhere():
         async with judge(dies) as first, judge(answers) as second, serving(JudgeConfig()) as (router, ask):
             suspects = []
 
-            def suspect(slot_id, error):
+            async def suspect(slot_id, error):
                 suspects.append(slot_id)
+                await asyncio.sleep(0.02)  # the engine is asked first
                 router.queue.mask(slot_id)
                 router.queue.admit(1)
 
@@ -147,6 +149,103 @@ def test_client_errors_pass_through_unchanged():
             router.register(url, slot_id=0, limit=8)
             router.queue.admit(0)
             assert await ask() == (404, {"error": "no such model"})
+
+    asyncio.run(scenario())
+
+
+def test_an_error_of_a_judge_that_serves_is_passed_on_and_reported():
+    async def scenario():
+        async def breaks(_):
+            return web.json_response({"error": "out of blocks"}, status=500)
+
+        async with judge(breaks) as url, serving(JudgeConfig()) as (router, ask):
+            suspects = []
+
+            async def suspect(slot_id, error):
+                suspects.append((slot_id, error))
+
+            router.on_suspect = suspect
+            router.register(url, slot_id=2, limit=8)
+            router.queue.admit(2)
+            assert await ask() == (500, {"error": "out of blocks"})
+            [(slot_id, error)] = suspects
+            assert slot_id == 2 and error.startswith("HTTP 500") and "out of blocks" in error
+            assert router.resubmitted == 0 and router.queue.inflight() == {2: 0}
+
+    asyncio.run(scenario())
+
+
+def test_an_error_of_a_judge_that_has_left_is_asked_again_elsewhere():
+    async def scenario():
+        async def leaves(_):
+            router.queue.mask(0)
+            router.queue.admit(1)
+            return web.json_response({"error": "shutting down"}, status=503)
+
+        async def answers(_):
+            return completion("verdict: yes")
+
+        async with judge(leaves) as first, judge(answers) as second, serving(JudgeConfig()) as (router, ask):
+            suspects = []
+
+            async def suspect(slot_id, _):
+                suspects.append(slot_id)
+
+            router.on_suspect = suspect
+            router.register(first, slot_id=0, limit=8)
+            router.register(second, slot_id=1, limit=8)
+            router.queue.admit(0)
+            status, _ = await ask()
+            assert (status, router.resubmitted, suspects) == (200, 1, [])
+
+    asyncio.run(scenario())
+
+
+def test_a_request_whose_judges_leave_again_and_again_ends_at_the_deadline():
+    async def scenario():
+        asked = 0
+
+        async def leaves(_):
+            nonlocal asked
+            asked += 1
+            if asked == 3:
+                await asyncio.sleep(0.6)  # beyond the deadline
+            return completion("verd", finish_reason="abort")
+
+        async with judge(leaves) as url, serving(JudgeConfig(queue_deadline_s=0.5)) as (router, ask):
+            router.register(url, slot_id=0, limit=8)
+            router.queue.admit(0)
+            status, payload = await asyncio.wait_for(ask(), 5)
+            assert status == 503 and "every judge left" in payload["error"]
+            assert router.resubmitted == asked == 3
+            assert router.queue.inflight() == {0: 0}
+
+    asyncio.run(scenario())
+
+
+def test_a_relaunched_judge_takes_the_place_of_its_dead_predecessor():
+    async def scenario():
+        async def dies(request):
+            router.register(new, slot_id=0, limit=8, replaces=old)
+            request.transport.close()
+            return completion("never seen")
+
+        async def answers(_):
+            return completion("verdict: yes")
+
+        async with judge(dies) as old, judge(answers) as new, serving(JudgeConfig()) as (router, ask):
+            suspects = []
+
+            async def suspect(slot_id, _):
+                suspects.append(slot_id)
+
+            router.on_suspect = suspect
+            router.register(old, slot_id=0, limit=8)
+            router.queue.admit(0)
+            status, payload = await asyncio.wait_for(ask(), 5)
+            assert status == 200 and payload["choices"][0]["message"]["content"] == "verdict: yes"
+            assert suspects == [], "the slot's present engine did not fail"
+            assert router.queue.open_engines() == {new: 0} and router.queue.inflight() == {0: 0}
 
     asyncio.run(scenario())
 
@@ -188,5 +287,78 @@ def test_a_judge_that_never_answers_is_cut_off():
             router.queue.admit(0)
             status, payload = await ask()
             assert status == 504 and "0.1 s" in payload["error"]
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_that_died_behind_its_front_end_answers_for_nobody():
+    """The front end outlives the engine's process and says 500; the caller must not see that."""
+
+    async def scenario():
+        async def fails(_):
+            return web.json_response({"error": "EngineDeadError"}, status=500)
+
+        async def answers(_):
+            return completion("verdict: yes")
+
+        async with judge(fails) as first, judge(answers) as second, serving(JudgeConfig()) as (router, ask):
+
+            async def suspect(slot_id, error):
+                await asyncio.sleep(0.02)
+                router.queue.mask(slot_id)
+                router.queue.admit(1)
+
+            router.on_suspect = suspect
+            router.register(first, slot_id=0, limit=8)
+            router.register(second, slot_id=1, limit=8)
+            router.queue.admit(0)
+            assert [status for status, _ in await asyncio.gather(*(ask() for _ in range(3)))] == [200] * 3
+
+    asyncio.run(scenario())
+
+
+def test_more_than_verls_limit_of_connections_reach_a_judge():
+    async def scenario():
+        release, most, running = asyncio.Event(), 0, 0
+
+        async def slow(_):
+            nonlocal most, running
+            running += 1
+            most = max(most, running)
+            await release.wait()
+            running -= 1
+            return completion("verdict: yes")
+
+        async with judge(slow) as url, serving(JudgeConfig()) as (router, _):
+            router.register(url, slot_id=0, limit=300)
+            router.queue.admit(0)
+            connector = aiohttp.TCPConnector(limit=0)
+            async with aiohttp.ClientSession(connector=connector) as session:
+                address = f"{router.address}/v1/chat/completions"
+                asked = [asyncio.ensure_future(session.post(address, json={})) for _ in range(300)]
+                await settle(lambda: most == 300)
+                release.set()
+                assert [response.status for response in await asyncio.gather(*asked)] == [200] * 300
+
+    asyncio.run(scenario())
+
+
+def test_a_request_whose_caller_left_is_not_judged():
+    async def scenario():
+        seen = []
+
+        async def answers(_):
+            seen.append(True)
+            return completion("verdict: yes")
+
+        async with judge(answers) as url, serving(JudgeConfig()) as (router, ask):
+            router.register(url, slot_id=0, limit=8)
+            impatient = asyncio.ensure_future(ask())
+            await settle(lambda: router.queue.queued() == 1)
+            impatient.cancel()
+            await asyncio.sleep(0.05)
+            router.queue.admit(0)
+            assert (await ask())[0] == 200
+            assert len(seen) == 1 and router.queue.inflight() == {0: 0}
 
     asyncio.run(scenario())

@@ -11,7 +11,7 @@ import tiny_models as tiny
 
 pytest.importorskip("verl")
 
-from verl_pivot.vllm_ext import distribution, forkserver
+from verl_pivot.vllm_ext import distribution
 from verl_pivot.vllm_ext.engine_args import cpu_engine_kwargs
 
 distribution.install()
@@ -25,8 +25,7 @@ TOKENS = 64
 
 
 @pytest.fixture
-def engine() -> Any:
-    forkserver.install()
+def engine(fork_engines: None) -> Any:
     from vllm import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 

@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from verl_pivot.vllm_ext import cpu_patches, distribution
-from verl_pivot.vllm_ext.worker_extension import VersionedWeights
 
 distribution.install()
 
-from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension  # noqa: E402
+from verl_pivot.verl_ext.worker_extension import ShiftWorkerExtension  # noqa: E402
 
 
-class ShiftExtension(vLLMColocateWorkerExtension, VersionedWeights):
-    """verl's extension with versioned weights, as the product composes them."""
+class ShiftExtension(ShiftWorkerExtension):
+    """The extension that engines of a run have, with questions for tests."""
 
     def sync_weights(self, path: str) -> None:
         """What ``update_weights_from_ipc`` does with weights that have arrived."""

@@ -226,21 +226,3 @@ def test_weight_sync_of_verl_needs_each_patch(
         assert distance_to_hf(patched, path2) < 1e-4
     if shape.experts:
         assert distance(logprobs(synced(f"{LINEAR},{PADDING}")), fresh2) > 0.1, "wrong without an error"
-
-
-@pytest.mark.parametrize(
-    "option", [{"enforce_eager": False}, {"enable_lora": True}], ids=lambda option: next(iter(option))
-)
-def test_refuses_what_it_cannot_reload(option: dict[str, Any], fork_engines: None) -> None:
-    from types import SimpleNamespace as Config
-
-    from verl_pivot.vllm_ext.cpu_worker import require_supported
-
-    config = Config(
-        model_config=Config(quantization=None, enforce_eager=option.get("enforce_eager", True)),
-        lora_config=object() if option.get("enable_lora") else None,
-        speculative_config=None,
-        parallel_config=Config(tensor_parallel_size=1, pipeline_parallel_size=1),
-    )
-    with pytest.raises(ValueError, match=next(iter(option))):
-        require_supported(config)

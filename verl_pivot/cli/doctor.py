@@ -71,7 +71,7 @@ def plugin_failures(load: bool) -> dict[str, str]:
     """Why verl would not load the plugin, or (with ``load``) which of its parts do fail."""
     installed = [point for point in metadata.entry_points(group="verl.plugins") if point.value.startswith(_PLUGIN)]
     if not installed:
-        return {"entry point": "verl-pivot is not installed as a package (pip install verl-pivot)"}
+        return {"entry point": "verl-pivot is not installed as a package (pip install . in a clone of its repository)"}
     policy = os.environ.get(_POLICY, "auto").strip().lower()
     if policy != "auto" and installed[0].name not in {name.strip() for name in policy.split(",")}:
         return {"entry point": f"{_POLICY}={policy} keeps it out"}

@@ -54,7 +54,7 @@ CHECKS: tuple[Check, ...] = (
     Check("parameter store", checks_machine.store, checks_machine.store_text),
     Check("ray", checks_machine.ray_gpus, checks_machine.ray_text),
     Check("platform", checks_machine.platform, lambda s: str(s.get("trainer.device"))),
-    Check("proxy", checks_machine.proxy, lambda s: "loopback is reached directly"),
+    Check("proxy", checks_machine.proxy, lambda s: "the judge is reached directly"),
     Check("observe", checks_machine.drawing, lambda s: str(s.get("trainer.resource_shift.observe.directory"))),
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from verl_pivot.config.findings import Finding, error, warning
+from verl_pivot.config.schema import MIN_SHARD_BYTES
 from verl_pivot.config.subject import Subject
 
 PLANNERS = ("harmonic", "static")
@@ -103,6 +104,23 @@ def planner(subject: Subject) -> list[Finding]:
         value = subject.get(f"{_RS}.{option}", 1)
         if value <= 0:
             findings.append(error(f"{_RS}.{option}", value, "must be larger than 0", "leave it out for the default"))
+    shard_bytes = subject.get(f"{_RS}.store.shard_bytes", MIN_SHARD_BYTES)
+    if shard_bytes < MIN_SHARD_BYTES:
+        problem = f"must be at least {MIN_SHARD_BYTES} bytes"
+        findings.append(error(f"{_RS}.store.shard_bytes", shard_bytes, problem, "leave it out for the default"))
+    return [*findings, *_combinations(subject)]
+
+
+def _combinations(subject: Subject) -> list[Finding]:
+    findings = []
+    if subject.get(f"{_RS}.engine.host") == "shared" and not subject.on_cpu:
+        problem = "engines of one process would all take the GPUs of the one that was made last"
+        findings.append(error(f"{_RS}.engine.host", "shared", problem, "leave it at auto"))
+    judges = subject.get(f"{_JUDGE}.enable") and not subject.get(f"{_JUDGE}.enable_resource_pool")
+    if subject.get(f"{_RS}.planner.name") == "static" and judges:
+        problem = "slots keep their first role, and without a pool of its own no slot begins as judge"
+        way_out = f"set {_JUDGE}.enable_resource_pool=true with its nnodes and n_gpus_per_node, or use another planner"
+        findings.append(error(f"{_RS}.planner.name", "static", problem, way_out))
     floors = sum(int(subject.get(f"{_RS}.planner.{role}_floor", 0)) for role in ("rollout", "genrm"))
     if subject.layout is not None and floors > len(subject.layout.slots):
         problem = f"floors ask for {floors} slots, there are {len(subject.layout.slots)}"
@@ -129,7 +147,6 @@ _POSITIVE = (
     "shift.wake_s",
     "shift.restart_s",
     "store.keep_versions",
-    "store.shard_bytes",
     "judge.queue_deadline_s",
     "judge.request_deadline_s",
     "train.poll_interval_s",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address, ip_network
+
 from verl_pivot.config.findings import Finding, error, warning
 from verl_pivot.config.layout import total_gpus
 from verl_pivot.config.machine import JUDGE_PATH, POLICY_PATH, STORE_DIRECTORY, ModelOnDisk
+from verl_pivot.config.schema import MIN_CPU_SHARE
 from verl_pivot.config.subject import Subject
 
 _RS = "trainer.resource_shift"
@@ -31,6 +34,9 @@ def _model(option: str, model: ModelOnDisk) -> list[Finding]:
     if model.weight_bytes is None:
         problem = "has no weights (*.safetensors or *.bin) that could be found"
         return [error(option, model.path, problem, "give a folder in Hugging Face format")]
+    if option == JUDGE_PATH and not model.has_safetensors:
+        problem = "has no *.safetensors, which is what the parameter store shares between judge engines"
+        return [error(option, model.path, problem, "load it with transformers and save_pretrained it again")]
     return []
 
 
@@ -45,17 +51,25 @@ def models_text(subject: Subject) -> str:
 
 def store_bytes(subject: Subject) -> int | None:
     """Bytes the parameter store will hold on the driver's node: published versions, the one being written, and the
-    judge. Sizes are those on disk; None where one is not known."""
+    judge. Sizes are those on disk, but for a policy that FSDP trains in fp32 and publishes so; None where one is not
+    known."""
     policy = subject.machine.policy
     if policy is None or policy.weight_bytes is None:
         return None
-    total = (int(subject.get(f"{_RS}.store.keep_versions", 2)) + 1) * policy.weight_bytes
+    published = policy.weight_bytes * (2 if policy.is_16_bit and _trains_in_fp32(subject) else 1)
+    total = (int(subject.get(f"{_RS}.store.keep_versions", 2)) + 1) * published
     if subject.get(f"{_JUDGE}.enable"):
         judge = subject.machine.judge
         if judge is None or judge.weight_bytes is None:
             return None
         total += judge.weight_bytes
     return total + int(subject.get(f"{_RS}.store.reserve_bytes", 0))
+
+
+def _trains_in_fp32(subject: Subject) -> bool:
+    actor = "actor_rollout_ref.actor"
+    by_fsdp = str(subject.get(f"{actor}.strategy", "")).startswith("fsdp")
+    return by_fsdp and subject.get(f"{actor}.fsdp_config.model_dtype") in ("fp32", "float32")
 
 
 def store(subject: Subject) -> list[Finding]:
@@ -121,7 +135,10 @@ def _cpu_strategy(subject: Subject) -> list[Finding]:
 
 
 def _cores(subject: Subject) -> list[Finding]:
-    share = float(subject.get(f"{_RS}.slots.cpu_share", 0.0))
+    share = float(subject.get(f"{_RS}.slots.cpu_share", MIN_CPU_SHARE))
+    if share < MIN_CPU_SHARE or share > subject.machine.cores:
+        problem = f"a slot can have from {MIN_CPU_SHARE} to {subject.machine.cores} cores of this machine"
+        return [error(f"{_RS}.slots.cpu_share", share, problem, "use a share in between, such as 0.5")]
     slots = len(subject.layout.slots) if subject.layout is not None else 0
     wanted = share * slots
     if wanted > subject.machine.cores:
@@ -132,19 +149,28 @@ def _cores(subject: Subject) -> list[Finding]:
 
 
 def proxy(subject: Subject) -> list[Finding]:
-    """Requests to the judge's router on this machine must not go through a proxy."""
-    environ = subject.machine.environ
-    if not subject.get(f"{_JUDGE}.enable"):
-        return []
+    """Requests to the judge's router, which listens on this machine's own address, must not go through a proxy."""
+    environ, address = subject.machine.environ, subject.machine.address
     through = environ.get("http_proxy") or environ.get("HTTP_PROXY")
-    if not through:
+    if not subject.get(f"{_JUDGE}.enable") or not through or address is None:
         return []
     excepted = ",".join(environ.get(name, "") for name in ("no_proxy", "NO_PROXY"))
-    names = {name.strip() for name in excepted.split(",")}
-    if names & {"*", "127.0.0.1", "localhost"}:
+    if any(_covers(name.strip(), address) for name in excepted.split(",")):
         return []
-    problem = "an HTTP proxy is set and loopback addresses are not excepted: requests to the judge would go through it"
-    return [error("no_proxy", environ.get("no_proxy"), problem, "add 127.0.0.1,localhost to no_proxy")]
+    problem = (
+        f"an HTTP proxy is set, and requests to the judge at {address} would go through it, unless the reward function "
+        "ignores proxies as verl_pivot.judge does"
+    )
+    return [warning("no_proxy", environ.get("no_proxy"), problem, f"add {address} to no_proxy")]
+
+
+def _covers(exception: str, address: str) -> bool:
+    if exception in ("*", address):
+        return True
+    try:
+        return ip_address(address) in ip_network(exception)
+    except ValueError:  # a host name, or nothing
+        return False
 
 
 def drawing(subject: Subject) -> list[Finding]:

@@ -192,7 +192,8 @@ def _switch_findings(config: DictConfig, node: Mapping[str, Any], invocation: In
         return []
     if mode == MODE:
         problem = f"this trainer mode needs {NODE}.enable=true"
-        return [error(MODE_OPTION, mode, problem, f"add {RIGHT_FORM}, or choose one of verl's own trainer modes")]
+        way_out = f"leave {NODE}.enable at true; to switch off, remove {RIGHT_FORM} from the command line"
+        return [error(MODE_OPTION, mode, problem, way_out)]
     return []
 
 

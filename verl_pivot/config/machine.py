@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import shutil
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,9 @@ class ModelOnDisk:
     has_config: bool
     weight_bytes: int | None
     """Bytes of all weights; None where they cannot be told."""
+    has_safetensors: bool = True
+    is_16_bit: bool = False
+    """The model's configuration says that its weights are in 16 bits."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,8 @@ class Machine:
     store_filesystem: str | None = None
     policy: ModelOnDisk | None = None
     judge: ModelOnDisk | None = None
+    address: str | None = None
+    """This machine's own address, at which the judge's router listens; None where it cannot be told."""
     can_draw: bool = True
     """matplotlib is installed."""
 
@@ -59,8 +65,19 @@ def look_at_machine(config: Mapping[str, Any]) -> Machine:
         store_filesystem=filesystem_type(directory),
         policy=_model(select(config, POLICY_PATH)),
         judge=_model(select(config, JUDGE_PATH)),
+        address=_own_address(),
         can_draw=importlib.util.find_spec("matplotlib") is not None,
     )
+
+
+def _own_address() -> str | None:
+    """The address that packets to elsewhere would bear; no packet is sent. Ray's way, which names the router."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("10.255.255.255", 1))
+        except OSError:
+            return None
+        return str(probe.getsockname()[0])
 
 
 def filesystem_type(path: Path, mounts: str | None = None) -> str | None:
@@ -99,7 +116,23 @@ def _model(path: str | None) -> ModelOnDisk | None:
     is_local = folder.exists() or path.startswith(("/", "~", ".")) or path.count("/") > 1
     if not folder.is_dir():
         return ModelOnDisk(path, is_local, False, False, None)
-    return ModelOnDisk(path, True, True, (folder / "config.json").is_file(), _weight_bytes(folder))
+    return ModelOnDisk(
+        path,
+        is_local=True,
+        exists=True,
+        has_config=(folder / "config.json").is_file(),
+        weight_bytes=_weight_bytes(folder),
+        has_safetensors=any(folder.glob("*.safetensors*")),
+        is_16_bit=_dtype(folder) in ("bfloat16", "float16"),
+    )
+
+
+def _dtype(folder: Path) -> str | None:
+    try:
+        config = json.loads((folder / "config.json").read_text())
+        return str(config.get("dtype") or config.get("torch_dtype"))
+    except (OSError, ValueError, AttributeError):
+        return None
 
 
 def _weight_bytes(folder: Path) -> int | None:

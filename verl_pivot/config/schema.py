@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+MIN_SHARD_BYTES = 1 << 20
+MIN_CPU_SHARE = 0.05
+
 
 @dataclass
 class SlotsConfig:
     """How GPUs are cut into slots. The GPUs are those verl was given: trainer pool, rollout pool, reward pool."""
 
     gpus_per_slot: int = 0
-    """GPUs that shift together. 0: the larger tensor-parallel size of policy rollout and judge."""
+    """GPUs that shift together. 0: the GPUs of the larger replica, policy's or judge's (tensor x pipeline x
+    data parallel size)."""
     cpu_share: float = 0.5
     """CPU platform only: cores a slot may use, enforced by a cgroup quota (or one pinned core where not permitted)."""
 
@@ -23,7 +27,8 @@ class PlannerConfig:
     """Decision rule: ``harmonic`` (published throughput rule) or ``static`` (slots keep their first role, training
     aside)."""
     interval_s: float = 1.0
-    """Seconds between plans; events (batch ready, queue empty, engine lost) trigger one at once."""
+    """Seconds between plans; a batch that is ready, a request that has to wait, and a slot or lease that changes
+    trigger one at once."""
     window_s: float = 60.0
     """Horizon over which throughput gained is weighed against the cost of shifting."""
     margin: float = 0.05

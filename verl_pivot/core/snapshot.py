@@ -61,8 +61,6 @@ class ReplicaLoad:
     first_token_s: float = 0.0
     """Mean seconds from a request's arrival at the engine to its first token, over the requests that got one since
     the last report; 0 when none did. What a sequence that moves here pays."""
-    kv_usage: float = 0.0
-    """Share of the KV pool in use, 0 to 1."""
 
     @property
     def sequences(self) -> int:
@@ -115,8 +113,6 @@ class TrainView:
     groups_ready: int = 0
     groups_needed: int = 0
     """Groups that the next (mini-)batch takes."""
-    update_s: float | None = None
-    """Smoothed seconds of one update with its publish; None before the first."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +134,3 @@ class Snapshot:
     def serving(self, role: Role) -> tuple[SlotView, ...]:
         """Slots that have ``role`` now (not shifting, not failed)."""
         return tuple(s for s in self.slots if s.status is SlotStatus.SERVING and s.role is role)
-
-    def effective(self, role: Role) -> tuple[SlotView, ...]:
-        """Slots that have ``role`` or are on their way to it."""
-        return tuple(s for s in self.slots if s.effective_role is role)

@@ -52,8 +52,8 @@ class JudgeError(RuntimeError):
 class _Request:
     """Progress of one score."""
 
-    started: float
-    deadline: float
+    started_s: float
+    deadline_s: float
     attempts: int = 0
     failures: int = 0
     unparsed: int = 0
@@ -61,7 +61,7 @@ class _Request:
     last_error: str = "none yet"
 
     def remaining_s(self) -> float:
-        return self.deadline - time.monotonic()
+        return self.deadline_s - time.monotonic()
 
 
 class _GaveUp(Exception):
@@ -129,8 +129,8 @@ class JudgeClient:
         needs a field that was not given.
         """
         messages = self._messages(question, response, fields)
-        started = time.monotonic()
-        request = _Request(started, started + self.deadline_s)
+        started_s = time.monotonic()
+        request = _Request(started_s, started_s + self.deadline_s)
         state = state_of_running_loop()
         try:
             score = await asyncio.wait_for(self._until_scored(state, messages, request), self.deadline_s)
@@ -142,7 +142,7 @@ class JudgeClient:
         except _GaveUp as gave_up:
             outcome = gave_up.outcome
             score = self._fallback(outcome, str(gave_up), request)
-        seconds = time.monotonic() - started
+        seconds = time.monotonic() - started_s
         return JudgeResult(score, request.verdict_text, request.attempts, seconds, outcome)
 
     async def _until_scored(self, state: LoopState, messages: Messages, request: _Request) -> float:
@@ -211,7 +211,7 @@ class JudgeClient:
         said = f", the judge wrote {request.verdict_text[-200:]!r}" if request.verdict_text else ""
         message = (
             f"judge at {self.router_address}: {reason} "
-            f"({request.attempts} attempts, {time.monotonic() - request.started:.1f} s, "
+            f"({request.attempts} attempts, {time.monotonic() - request.started_s:.1f} s, "
             f"last error: {request.last_error}{said})"
         )
         raise JudgeError(message, outcome, request.attempts, request.verdict_text)

@@ -7,6 +7,7 @@ Written by the control plane (``events.jsonl``) and the trainer (``trainer.jsonl
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Literal, TypedDict, cast
 
@@ -20,7 +21,7 @@ STATES = (*ROLES, SHIFTING, FAILED)
 PHASES = ("drain_s", "sleep_s", "load_s", "wake_s")
 """The parts of a shift, in the order in which they happen."""
 
-ShiftOutcome = Literal["done", "rolled_back", "failed"]
+ShiftEnd = Literal["done", "rolled_back", "failed"]
 RunOutcome = Literal["finished", "failed", "interrupted"]
 
 
@@ -65,6 +66,10 @@ class _ShiftDetail(TypedDict, total=False):
     sleep_s: float
     load_s: float
     wake_s: float
+    restart_s: float
+    """Only where an engine was restarted."""
+    kill_s: float
+    """Only where an engine was ended."""
     aborted: int
     """Sequences that had to move."""
     reason: str
@@ -82,11 +87,11 @@ class ShiftEvent(_Stamped, _ShiftDetail):
     target: str
     t_start_s: float
     duration_s: float
-    outcome: ShiftOutcome
+    outcome: ShiftEnd
 
 
 class PlanEvent(_Stamped):
-    """Emitted when the class of the reason changes, and for every plan with shifts."""
+    """Emitted when the class of the reason (``reason_class``) changes, and for every plan with shifts."""
 
     kind: Literal["plan"]
     reason: str
@@ -175,6 +180,8 @@ class _StepDetail(TypedDict, total=False):
     probs_diff_max: float | None
     """Largest difference between a token's probability under the rollout engine and under the trainer."""
     policy_version: int
+    timing: dict[str, float]
+    """Seconds of the parts of the step, by the trainer's names for them."""
 
 
 class StepEvent(_Stamped, _StepDetail):
@@ -188,21 +195,22 @@ class StepEvent(_Stamped, _StepDetail):
     rewards: int
 
 
-class _ResumedDetail(TypedDict, total=False):
-    slot_from: int
-    tokens: int
+class _RunEndDetail(TypedDict, total=False):
+    submitted: int
+    """Prompts that went out; ``submitted = prompts + dropped + in_flight + lost``."""
+    dropped: int
+    """Prompts that failed or grew too old, and were replaced."""
+    in_flight: int
+    """Prompts that the end of the run caught on their way."""
 
 
-class SequenceResumedEvent(_Stamped, _ResumedDetail):
-    """A sequence went on in another engine than the one that began it."""
+class RunEnd(_Stamped, _RunEndDetail):
+    """The counts are those of the whole run."""
 
-    kind: Literal["sequence_resumed"]
-
-
-class RunEnd(_Stamped):
     kind: Literal["run_end"]
     outcome: RunOutcome
     lost: int
+    """Prompts that nobody can account for."""
     prompts: int
     responses: int
     rewards: int
@@ -222,7 +230,6 @@ Event = (
     | SlotRecoveredEvent
     | SpanEvent
     | StepEvent
-    | SequenceResumedEvent
     | RunEnd
 )
 
@@ -240,9 +247,18 @@ EVENT_TYPES: dict[str, type] = {
     "slot_recovered": SlotRecoveredEvent,
     "span": SpanEvent,
     "step": StepEvent,
-    "sequence_resumed": SequenceResumedEvent,
     "run_end": RunEnd,
 }
+
+_NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
+
+
+def reason_class(reason: str) -> str:
+    """What a plan's reason says apart from its numbers: reasons that differ in those only are one.
+
+    The controller tells a plan when this changes, and the report counts by it.
+    """
+    return _NUMBER.sub("N", reason)
 
 
 def missing_fields(event: Mapping[str, Any]) -> list[str]:

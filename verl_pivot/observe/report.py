@@ -6,7 +6,6 @@ Built from the event log alone, so a report can be made again later, and of a ru
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from verl_pivot.observe.events import read_events
-from verl_pivot.observe.kinds import PHASES, SHIFTING, Event, RunEnd, RunStart, ShiftEvent, StepEvent
+from verl_pivot.observe.kinds import PHASES, SHIFTING, Event, RunEnd, RunStart, ShiftEvent, StepEvent, reason_class
 from verl_pivot.observe.summary import render_summary
 from verl_pivot.observe.timeline import Timeline, build_timeline, shift_counts
 
@@ -137,7 +136,6 @@ def _slot_figures(timeline: Timeline) -> dict[str, Any]:
 
 def _shift_figures(events: Sequence[Event]) -> dict[str, Any]:
     shifts = sorted((e for e in events if e["kind"] == "shift"), key=lambda e: e["t_start_s"])
-    resumed = [e for e in events if e["kind"] == "sequence_resumed"]
     evened = sum(e["moved"] for e in events if e["kind"] == "evened")
     return {
         "shifts": [_shift_entry(e) for e in shifts],
@@ -145,7 +143,6 @@ def _shift_figures(events: Sequence[Event]) -> dict[str, Any]:
         "shift_outcomes": dict(Counter(e["outcome"] for e in shifts)),
         "sequences_migrated": sum(e.get("aborted") or 0 for e in shifts) + evened,
         "sequences_evened_out": evened,
-        "sequences_resumed": len(resumed),
     }
 
 
@@ -189,11 +186,8 @@ def _failures(events: Sequence[Event]) -> list[dict[str, Any]]:
     return failures
 
 
-_NUMBER = re.compile(r"[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
-
-
 def _no_shift_reasons(events: Sequence[Event], end_s: float) -> list[dict[str, Any]]:
-    """Why nothing was shifted, the reason that held longest first. Reasons that differ in numbers only are one.
+    """Why nothing was shifted, the reason that held longest first; one entry for each class of reason.
 
     A plan is told when its reason changes, so ``seconds`` (until the next one) says more than ``count``.
     """
@@ -203,7 +197,7 @@ def _no_shift_reasons(events: Sequence[Event], end_s: float) -> list[dict[str, A
     for plan, until_s in zip(plans, ends, strict=False):
         if plan["shifts"]:
             continue
-        entry = reasons.setdefault(_NUMBER.sub("N", plan["reason"]), {"reason": "", "count": 0, "seconds": 0.0})
+        entry = reasons.setdefault(reason_class(plan["reason"]), {"reason": "", "count": 0, "seconds": 0.0})
         entry["reason"] = plan["reason"]
         entry["count"] += 1
         entry["seconds"] += max(0.0, until_s - plan["t_s"])

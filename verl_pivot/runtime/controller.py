@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -18,6 +17,7 @@ from verl_pivot.config.schema import ResourceShiftConfig
 from verl_pivot.core.evening import excess
 from verl_pivot.core.plan import Planner
 from verl_pivot.core.snapshot import Role, Snapshot, TrainView
+from verl_pivot.observe.kinds import reason_class
 from verl_pivot.runtime.executor import Executor
 from verl_pivot.runtime.lease import Lease
 from verl_pivot.runtime.ports import AdmissionPort, Clock, EnginePort, EventSink
@@ -34,7 +34,6 @@ LOAD_EVENT_SPACING_S = 0.5
 EVENING_SPACING_S = 1.0
 """Sequences that move need a moment to arrive."""
 STATS_TIMEOUT_S = 2.0
-UPDATE_SMOOTHING = 0.3
 
 
 class Controller:
@@ -68,7 +67,7 @@ class Controller:
         self._config, self._events, self._clock = config, events, clock
         self._tasks = TaskSet(self._on_task_error)
         self._lease = Lease(lambda: [s.describe() for s in table.blocking_training()], events, self.poke)
-        ports = ShiftPorts(engines, admissions, clock, config.shift, self._version_of, events, config.staleness)
+        ports = ShiftPorts(engines, admissions, clock, config.shift, self._version_of, events)
         self._executor = Executor(table, ports, self._lease, self._tasks, self.poke)
         self._monitor = LoadMonitor(
             table,
@@ -82,7 +81,6 @@ class Controller:
         self._publishing = asyncio.Lock()
         self._evened_s: dict[Role, float] = {}
         self._groups = (0, 0)
-        self._update_s: float | None = None
         self._reason_class: str | None = None
         self._poked = asyncio.Event()
         self._examined: set[int] = set()
@@ -130,12 +128,9 @@ class Controller:
         await self._lease.acquire(self._config.train.lease_deadline_s)
         return self._clock.now_s() - started_s
 
-    async def release_train(self, update_s: float | None) -> None:
-        """Training gives its slots back; ``update_s`` is what the update took, None when there was none."""
+    async def release_train(self) -> None:
+        """Training gives its slots back."""
         self._check_alive()
-        if update_s is not None:
-            old_s = update_s if self._update_s is None else self._update_s
-            self._update_s = old_s + UPDATE_SMOOTHING * (update_s - old_s)
         self._groups = (0, self._groups[1])
         self._lease.release()
 
@@ -216,7 +211,7 @@ class Controller:
             now_s=self._clock.now_s(),
             slots=self._monitor.views(),
             demand=demand_of(self._admissions),
-            train=TrainView(self._lease.state, *self._groups, update_s=self._update_s),
+            train=TrainView(self._lease.state, *self._groups),
             decode=self._monitor.decode_costs(),
             shift_costs=self._executor.costs(),
             policy_version=self._version or 0,
@@ -250,9 +245,9 @@ class Controller:
     def _plan_once(self) -> None:
         """Look, decide and begin without an await between: what was decided still holds when it begins."""
         plan = self._planner.plan(self.snapshot())
-        reason_class = re.sub(r"[-+]?\d+(\.\d+)?", "#", plan.reason)
-        if plan.shifts or reason_class != self._reason_class:
-            self._reason_class = reason_class
+        told = reason_class(plan.reason)
+        if plan.shifts or told != self._reason_class:
+            self._reason_class = told
             self._events.emit("plan", reason=plan.reason, shifts=len(plan.shifts))
         for shift in plan.shifts:
             self._executor.begin(shift)

@@ -14,6 +14,8 @@ import re
 from pathlib import Path
 from typing import Protocol
 
+from verl_pivot.config.schema import MIN_CPU_SHARE
+
 PERIOD_US = 20_000
 """Quota period. The kernel's default of 100 ms lets a slot run and starve in bursts that decoding notices."""
 FOLDER = "verl_pivot"
@@ -40,9 +42,10 @@ class CpuShares:
     @classmethod
     def create(cls, run_id: str, n_slots: int, share: float) -> CpuShares:
         """``share`` is in cores. Removes what dead runs left. Raises ValueError for a share that cannot be."""
-        if not 0.05 <= share <= (os.cpu_count() or 1):
+        if not MIN_CPU_SHARE <= share <= (os.cpu_count() or 1):
             raise ValueError(
-                f"trainer.resource_shift.slots.cpu_share is {share}: it must be from 0.05 to {os.cpu_count()} cores"
+                f"trainer.resource_shift.slots.cpu_share is {share}: it must be from {MIN_CPU_SHARE} to "
+                f"{os.cpu_count()} cores"
             )
         sweep_dead()
         refusals = []
@@ -119,7 +122,8 @@ class _Cgroup:
         self._n_slots += 1
 
     def _yield(self, all_slots: Path) -> None:
-        """Give the folder of all runs' slots the least weight against processes outside it."""
+        """Give the folder of all runs' slots little weight against processes outside it: enough to go on beside a
+        busy stranger, little enough that front ends (Ray runs them at nice 15) do not wait for slots."""
         raise NotImplementedError
 
     def _limit(self, group: Path) -> None:
@@ -160,7 +164,7 @@ class _CgroupV1(_Cgroup):
         (self._account_run / f"slot{slot_id}").mkdir(parents=True, exist_ok=True)
 
     def _yield(self, all_slots: Path) -> None:
-        (all_slots / "cpu.shares").write_text("2")
+        (all_slots / "cpu.shares").write_text("64")
 
     def _limit(self, group: Path) -> None:
         (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
@@ -218,7 +222,7 @@ class _CgroupV2(_Cgroup):
         return [p for p in chain if "cpu" in (p / "cgroup.controllers").read_text().split()]
 
     def _yield(self, all_slots: Path) -> None:
-        (all_slots / "cpu.weight").write_text("1")
+        (all_slots / "cpu.weight").write_text("6")
 
     def _limit(self, group: Path) -> None:
         (group / "cpu.max").write_text(f"{self._quota_us} {PERIOD_US}")
@@ -247,10 +251,10 @@ class _Pinned:
             for thread in threads:
                 try:
                     os.sched_setaffinity(int(thread), {core})
+                    os.setpriority(os.PRIO_PROCESS, int(thread), 19)
                 except ProcessLookupError:  # the thread ended meanwhile
                     continue
             pinned |= threads
-        os.setpriority(os.PRIO_PROCESS, pid, 19)
 
     def usage_s(self, slot_id: int) -> float | None:
         return None

@@ -1,7 +1,8 @@
 """How the runtime reaches the outside.
 
-Every Protocol here is implemented twice: for real in ``verl_ext`` (Ray actors, engines, HTTP) and by small
-fakes in ``tests/runtime``. All coroutines run in the control plane's one event loop.
+Every Protocol here is implemented twice: for real (engines in ``verl_ext.engines``, admission in ``runtime.admission``,
+events and clock in ``observe.events``) and by small fakes in ``tests/runtime``. All coroutines run in the control
+plane's one event loop.
 """
 
 from __future__ import annotations

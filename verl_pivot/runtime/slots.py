@@ -8,7 +8,7 @@ memory at the same time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, ValuesView
+from collections.abc import Iterable, ValuesView
 from enum import Enum
 from typing import Any
 
@@ -218,9 +218,6 @@ class SlotTable:
         if slot_id not in self._slots:
             raise SlotError(f"there is no slot {slot_id}; slots: {sorted(self._slots)}")
         return self._slots[slot_id]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._slots)
 
     def __len__(self) -> int:
         return len(self._slots)

@@ -1,8 +1,9 @@
 """The parameter store: versioned weights in host memory, one copy a node, as Hugging Face model directories.
 
-One process owns a run (the control plane), one publishes (rank 0 of the trainer), many read (engine processes).
-They share nothing but a tmpfs folder: every rule below is kept by atomic renames and by ``flock``, so it holds
-whichever of them is killed, and when.
+One process owns a run (the trainer process), one publishes (rank 0 of the actor), one holds versions open for the
+engines (the control plane), many read the files of such a version by their path (engine processes). They share
+nothing but a tmpfs folder: every rule below is kept by atomic renames and by ``flock``, so it holds whichever of them
+is killed, and when.
 
     a version is visible whole or not at all         ``current.json`` is replaced last (writer)
     a version that is being read stays               shared lock on its directory (reader, collector)

@@ -52,11 +52,6 @@ class Manifest:
     tensors: tuple[TensorEntry, ...]
     """In the order in which they were published."""
 
-    @property
-    def file_bytes(self) -> int:
-        """Bytes that the shards occupy."""
-        return sum(shard.file_bytes for shard in self.shards)
-
     def to_json(self) -> str:
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=1)
 

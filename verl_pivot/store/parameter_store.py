@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from verl_pivot.config.schema import StoreConfig
+from verl_pivot.config.schema import MIN_SHARD_BYTES, StoreConfig
 from verl_pivot.store import collector, owner, reader, writer
 from verl_pivot.store.layout import RunLayout
 from verl_pivot.store.locks import PathLock
@@ -18,15 +18,14 @@ from verl_pivot.store.reader import VersionReader
 if TYPE_CHECKING:
     import torch
 
-_MIN_SHARD_BYTES = 1024 * 1024
-
 
 class ParameterStore:
     """Versioned weights of the models of one run, in a tmpfs folder that processes of the run share.
 
-    The control plane makes it (``create``) and passes ``run_dir`` on; the trainer's rank 0 and the engine processes
-    attach to it (``attach``). All methods may be called from any of them, and block: call them from a thread in an
-    asyncio program. Closing, or the end of the owner, removes the run folder.
+    The trainer process makes it (``create``) and passes ``run_dir`` on; rank 0 of the actor and the control plane
+    attach to it (``attach``). Engine processes read the files of a version that the control plane holds open. All
+    methods may be called from any process, and block: call the long ones, ``publish``, ``import_model`` and
+    ``wait_for``, from a thread in an asyncio program. Closing, or the end of the owner, removes the run folder.
     """
 
     def __init__(self, layout: RunLayout, config: StoreConfig, ownership: PathLock | None) -> None:
@@ -82,7 +81,7 @@ class ParameterStore:
         hf_dir: str | Path | None = None,
         expected_bytes: int | None = None,
     ) -> Manifest:
-        """Makes ``tensors`` the served ``version`` of ``model``. Called by one process (rank 0 of the trainer).
+        """Makes ``tensors`` the served ``version`` of ``model``. Called by one process (rank 0 of the actor).
 
         ``tensors`` are full, Hugging Face named tensors of any shape, on any device; each is written before the next
         is asked for. ``hf_dir`` gives the config, tokenizer and other companions of the model; when None, those of the
@@ -102,17 +101,18 @@ class ParameterStore:
     def import_model(self, model: str, hf_dir: str | Path, deadline_s: float = 600.0) -> Manifest:
         """Copies a safetensors checkpoint on disk into the store as version 0, with its companions.
 
-        For weights that do not change, such as the judge's. Every engine process may call it: the first one copies,
-        others wait for it (at most ``deadline_s``) and get its result, or the newest version when the model has been
-        published since. Raises StoreFull, StoreDeadline, StoreClosed,
-        FileNotFoundError when ``hf_dir`` has no safetensors checkpoint, VersionOrder when the name is already taken
-        by other weights.
+        For weights that do not change, such as the judge's. Called by the trainer process before it launches engines.
+        Several processes may call it: the first one copies, others wait for it (at most ``deadline_s``) and get its
+        result, or the newest version when the model has been published since. Raises StoreFull, StoreDeadline,
+        StoreClosed, FileNotFoundError when ``hf_dir`` has no safetensors checkpoint, VersionOrder when the name is
+        already taken by other weights.
         """
         with self._layout.alive():
             return writer.import_model(self._layout, self._config, model, Path(hf_dir), deadline_s)
 
     def open_version(self, model: str, version: int | None = None) -> VersionReader:
-        """Opens a version (None: the newest) under a lease; use it in a ``with`` block. Called by engine processes.
+        """Opens a version (None: the newest) under a lease; use it in a ``with`` block. Called by the control plane,
+        which gives ``path`` to the engines and keeps the lease while they load.
 
         Raises VersionNotFound when it was never published or has been collected, StoreClosed.
         """
@@ -174,7 +174,7 @@ class ParameterStore:
 
 
 def _check(config: StoreConfig) -> None:
-    floors = {"keep_versions": 1, "reserve_bytes": 0, "shard_bytes": _MIN_SHARD_BYTES}
+    floors = {"keep_versions": 1, "reserve_bytes": 0, "shard_bytes": MIN_SHARD_BYTES}
     for option, floor in floors.items():
         value = getattr(config, option)
         if value < floor:

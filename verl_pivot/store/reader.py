@@ -36,11 +36,6 @@ class VersionReader:
         """Read at first use."""
         return read_manifest(self.path)
 
-    @property
-    def names(self) -> list[str]:
-        """Tensor names in the order in which they were published."""
-        return [tensor.name for tensor in self.manifest.tensors]
-
     def iter_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """All (name, host tensor), shard by shard, memory-mapped: nothing is copied, and writing to one of them never
         reaches the store. Tensors may be kept after the lease is closed; the memory is then freed with them."""

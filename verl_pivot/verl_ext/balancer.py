@@ -1,7 +1,7 @@
 """The rollout balancer: verl's protocol over the admission queue of rollout.
 
 Lives inside the control-plane actor, where the controller masks and admits slots without a remote call; agent-loop
-workers reach it through that actor with verl's protocol (``LoadBalancerProtocol``, verl/workers/rollout/router.py:59).
+workers reach it through that actor with verl's protocol (``RequestLoadBalancer``, verl/workers/rollout/router.py:32).
 """
 
 from __future__ import annotations
@@ -38,15 +38,19 @@ class ShiftBalancer(GlobalRequestLoadBalancer):
 
     # ---- verl's protocol ----------------------------------------------------------------------------------------
 
-    async def acquire(self, request_id: str) -> tuple[str, Any]:
-        """A server for ``request_id``; waits while none has room. A request that was served before goes first."""
+    async def acquire(self, request_id: str, resumes: bool = False) -> tuple[str, Any]:
+        """A server for ``request_id``; waits while none has room. A request that was served before goes first, to the
+        server of its earlier turns; one that ``resumes`` was cut off there, and goes wherever there is least to do."""
         earlier = self._request_id_to_server.get(request_id)
-        server_id = await self.queue.acquire(preferred=earlier, ahead=earlier is not None)
+        server_id = await self.queue.acquire(preferred=None if resumes else earlier, ahead=resumes or bool(earlier))
         self._request_id_to_server[request_id] = server_id
         return server_id, self._handles[server_id]
 
     def release_server(self, server_id: str, request_id: str | None = None) -> None:
         self.queue.release(server_id)
+
+    def require_acquire_fields(self) -> list[str]:
+        return ["resumes"]
 
     def get_all_servers(self) -> list[str]:
         return list(self.queue.open_engines())

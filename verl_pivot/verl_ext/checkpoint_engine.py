@@ -18,10 +18,9 @@ from typing import Any
 import torch
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 
+from verl_pivot.config.completion import BACKEND
 from verl_pivot.config.schema import StoreConfig
 from verl_pivot.store import ParameterStore
-
-BACKEND = "pivot_store"
 
 
 @CheckpointEngineRegistry.register(BACKEND)

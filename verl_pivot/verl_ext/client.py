@@ -1,12 +1,13 @@
 """The client that agent loops generate through: a sequence whose server leaves goes on elsewhere, at once.
 
-Runs in agent-loop workers. Subclasses verl/workers/rollout/llm_server.py:150 (FullyAsyncLLMServerClient), whose resume
+Runs in agent-loop workers. Subclasses verl/workers/rollout/llm_server.py:171 (FullyAsyncLLMServerClient), whose resume
 sleeps one second each time and fails when no server is there.
 """
 
 from __future__ import annotations
 
 import logging
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,14 @@ from verl.utils.tokenizer import normalize_token_ids
 from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
+from verl_pivot.verl_ext.engine_death import engine_died
+
 logger = logging.getLogger(__name__)
 
 ABORTED = ("aborted", "abort")
+_RESUMES: ContextVar[bool] = ContextVar("resumes", default=False)
+"""Whether the attempt that acquires a server goes on with a response: tells the balancer to look elsewhere. verl's
+``generate`` lies between the two and hands on to the server whatever it is given."""
 
 
 class ShiftLLMServerClient(FullyAsyncLLMServerClient):
@@ -49,6 +55,7 @@ class ShiftLLMServerClient(FullyAsyncLLMServerClient):
             attempt_params = dict(sampling_params)
             if budget is not None:
                 attempt_params[limit_key] = budget - len(response.token_ids)
+            _RESUMES.set(resumes > 0)
             output = await self._attempt(request_id, prompt_ids + response.token_ids, attempt_params, kwargs)
             if output is not None:
                 _append(response, output)
@@ -80,11 +87,14 @@ class ShiftLLMServerClient(FullyAsyncLLMServerClient):
                 self, request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **kwargs
             )
         except (ray.exceptions.RayActorError, ray.exceptions.RayTaskError) as error:
-            if not _engine_is_gone(error):
+            if not engine_died(error):
                 raise
             logger.warning("rollout engine lost while generating %s; its sequence starts again elsewhere", request_id)
             await self._load_balancer.report_lost.remote(request_id)
             return None
+
+    async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:
+        return await LLMServerClient._acquire_server(self, request_id, **extra, resumes=_RESUMES.get())
 
     def _budget(self, sampling_params: dict[str, Any]) -> tuple[str, int | None]:
         """The key and value of the token limit; without one, verl's configured response length counts."""
@@ -92,9 +102,6 @@ class ShiftLLMServerClient(FullyAsyncLLMServerClient):
             if sampling_params.get(key) is not None:
                 return key, int(sampling_params[key])
         return "max_tokens", self._configured_response_length()
-
-    async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:
-        return await LLMServerClient._acquire_server(self, request_id, **extra)
 
 
 def _append(response: TokenOutput, output: TokenOutput) -> None:
@@ -111,10 +118,3 @@ def _append(response: TokenOutput, output: TokenOutput) -> None:
     response.stop_reason = output.stop_reason
     for key, value in output.extra_fields.items():
         response.extra_fields.setdefault(key, value)
-
-
-def _engine_is_gone(error: Exception) -> bool:
-    """True when the engine process or the actor that held it died, as opposed to a request it refused."""
-    if isinstance(error, ray.exceptions.RayActorError):
-        return True
-    return type(getattr(error, "cause", None)).__name__ == "EngineDeadError"

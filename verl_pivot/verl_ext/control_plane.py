@@ -8,7 +8,8 @@ publishes versions here. It owns no engine and no weights.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import logging
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,10 @@ from verl_pivot.store import ParameterStore
 from verl_pivot.verl_ext.balancer import ShiftBalancer
 from verl_pivot.verl_ext.engines import EngineGroup, ServerRecord
 
+logger = logging.getLogger(__name__)
+
 SLEEPER_INTERVAL_S = 2.0
+SLEEPER_TIMEOUT_S = 5.0
 
 
 @dataclass
@@ -118,7 +122,7 @@ class ControlPlane:
         for queue in admissions.values():
             queue.on_demand = self._controller.poke
         if self._router is not None:
-            self._router.on_suspect = lambda slot_id, error: self._running().suspect(slot_id, Role.GENRM, error)
+            self._router.on_suspect = lambda slot_id, error: self._running().examine(slot_id, Role.GENRM, error)
         for slot_id, role in self._groups:
             await self._place(slot_id, role)
 
@@ -154,9 +158,7 @@ class ControlPlane:
         if role is Role.GENRM:
             self._router.register(record.url, slot_id, self._batch_limits[role], replaces=old_url)
         if self._shares is not None:
-            task = asyncio.ensure_future(self._place(slot_id, role))
-            self._background.add(task)
-            task.add_done_callback(self._background.discard)
+            self._in_background(self._place(slot_id, role))
 
     async def place_trainer(self, pids_of_slot: dict[int, list[int]]) -> str:
         """Put the actor's processes into their slots' CPU share; returns what is enforced."""
@@ -170,8 +172,7 @@ class ControlPlane:
     async def start(self) -> None:
         """Bring every slot to its first role; a policy version must have been published."""
         await self._running().start()
-        watch = asyncio.ensure_future(self._watch_sleepers())
-        self._background.add(watch)
+        self._in_background(self._watch_sleepers())
 
     async def _watch_sleepers(self) -> None:
         """An engine that dies asleep must be known before a shift wants it; the controller asks those that serve."""
@@ -179,11 +180,21 @@ class ControlPlane:
             await asyncio.sleep(SLEEPER_INTERVAL_S)
             for (slot_id, role), group in self._groups.items():
                 try:
-                    await group.require_alive()
+                    await asyncio.wait_for(group.require_alive(), SLEEPER_TIMEOUT_S)
                 except EngineDead as error:
                     self._running().engine_lost(slot_id, role, str(error))
-                except EngineError:
+                except (EngineError, asyncio.TimeoutError):
                     continue  # whoever uses the engine next gets this error
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("a background task of the control plane failed", exc_info=task.exception())
 
     async def stop(self) -> None:
         """End of the run: no task, no CPU group and no HTTP server stays."""
@@ -203,8 +214,8 @@ class ControlPlane:
         """Wait until training has its slots; returns the seconds that took."""
         return await self._running().acquire_train(groups_ready, groups_needed)
 
-    async def release_train(self, update_s: float | None) -> None:
-        await self._running().release_train(update_s)
+    async def release_train(self) -> None:
+        await self._running().release_train()
 
     async def train_progress(self, groups_ready: int, groups_needed: int) -> None:
         self._running().train_progress(groups_ready, groups_needed)
@@ -227,16 +238,10 @@ class ControlPlane:
             values["resource_shift/judge_requests_resubmitted"] = float(self._router.resubmitted)
         return values
 
-    async def slot_cpu_usage_s(self) -> dict[int, float | None]:
-        """CPU seconds each slot has used so far (CPU platform)."""
-        if self._shares is None:
-            return {}
-        return {slot_id: self._shares.usage_s(slot_id) for slot_id in range(self._shares.n_slots)}
-
     # ---- verl's balancer protocol (verl/workers/rollout/router.py) -----------------------------------------------
 
-    async def acquire_server(self, request_id: str) -> tuple[str, Any]:
-        return await self._balancer.acquire(request_id)
+    async def acquire_server(self, request_id: str, resumes: bool = False) -> tuple[str, Any]:
+        return await self._balancer.acquire(request_id, resumes)
 
     async def release_server(self, server_id: str, request_id: str | None = None) -> None:
         self._balancer.release_server(server_id, request_id)
@@ -279,6 +284,3 @@ class ControlPlane:
 
 def _planner_fields(config: ResourceShiftConfig) -> dict[str, Any]:
     return {name: getattr(config.planner, name) for name in PlannerSettings.__dataclass_fields__}
-
-
-__all__ = ["ControlPlane", "SlotDescription"]

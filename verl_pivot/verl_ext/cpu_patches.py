@@ -1,6 +1,6 @@
 """What verl itself needs on the CPU platform. Each patch is applied right after its module is imported.
 
-The same changes are proposed upstream in ``patches/verl-*.patch``; nothing at run time reads those.
+Changes to the same effect are proposed upstream in ``patches/verl-*.patch``; nothing at run time reads those.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class VerlPatch:
-    """One wrapper around one function of verl."""
+    """What one function of verl becomes: a wrapper around it, or where the flaw is inside it, its replacement."""
 
     name: str
     module: str
@@ -52,6 +52,8 @@ def _own_snapshot(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _configured_attention(original: Callable[..., Any]) -> Callable[..., Any]:
+    # Does not call the original: that names flash attention itself, and its first failure leads to trl's value head or
+    # to an error about trl. So a critic that only trl can load is not loaded on a CPU.
     @functools.wraps(original)
     def load_valuehead_model(local_path: Any, torch_dtype: Any, model_config: Any, trust_remote_code: Any) -> Any:
         from transformers import AutoModelForTokenClassification
@@ -89,7 +91,7 @@ CONFIGURED_ATTENTION = VerlPatch(
     module="verl.utils.model",
     function="load_valuehead_model",
     parameters=("local_path", "torch_dtype", "model_config", "trust_remote_code"),
-    location="verl/utils/model.py:645",
+    location="verl/utils/model.py:649",
     reason='a critic is loaded with attn_implementation="flash_attention_2" whatever its configuration says, which '
     "fails on a CPU",
     remove_when="load_valuehead_model leaves the attention to the configuration, as the actor's loading does",
@@ -99,7 +101,8 @@ PATCHES = (ONE_GLOO, OWN_SNAPSHOT, CONFIGURED_ATTENTION)
 
 
 def apply(patch: VerlPatch, module: ModuleType) -> None:
-    """Put the patch's wrapper around its function. Idempotent; another verl release is left alone, with a warning.
+    """Put what the patch makes of its function in its place. Idempotent; another verl release is left alone, with a
+    warning.
 
     Raises RuntimeError when the function does not look as expected.
     """

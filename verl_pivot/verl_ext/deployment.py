@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Mapping
 
 import ray
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -18,14 +19,15 @@ from verl.trainer.ppo.utils import Role as VerlRole
 from verl.utils.device import get_device_name
 from verl.utils.fs import copy_to_local
 
+from verl_pivot.config.completion import BACKEND
 from verl_pivot.config.layout import layout_from_config
 from verl_pivot.config.lookup import to_plain
 from verl_pivot.config.schema import ResourceShiftConfig
 from verl_pivot.runtime import janitor
 from verl_pivot.store import ParameterStore
-from verl_pivot.verl_ext.checkpoint_engine import BACKEND
 from verl_pivot.verl_ext.control_plane import ControlPlane
 from verl_pivot.verl_ext.engine_host import EngineHost
+from verl_pivot.verl_ext.liveness import WorkerWatch
 from verl_pivot.verl_ext.replica import place_anchors
 from verl_pivot.verl_ext.run_record import RunRecord
 from verl_pivot.verl_ext.server_manager import SlotServerManager, release_anchors
@@ -35,6 +37,7 @@ logger = logging.getLogger(__name__)
 SHARED_POOL = "shift_pool"
 CHECK_INTERVAL_S = 2.0
 CHECK_TIMEOUT_S = 60.0
+CLOSE_TIMEOUT_S = 30.0
 CONTROL_CONCURRENCY = 100_000  # one waiting coroutine for each sequence that waits for a server
 
 
@@ -70,6 +73,7 @@ class Deployment:
         self._router_ref = self.control_plane.start_router.remote()
         self.servers: SlotServerManager | None = None
         self._checked_s = 0.0
+        self._watch = WorkerWatch({})
         self._progress = (0, 0)
         self._serving: ray.ObjectRef | None = None
 
@@ -149,8 +153,8 @@ class Deployment:
     def acquire_train(self, groups_ready: int, groups_needed: int) -> float:
         return ray.get(self.control_plane.acquire_train.remote(groups_ready, groups_needed))
 
-    def release_train(self, update_s: float | None) -> None:
-        ray.get(self.control_plane.release_train.remote(update_s))
+    def release_train(self) -> None:
+        ray.get(self.control_plane.release_train.remote())
 
     def train_progress(self, groups_ready: int, groups_needed: int) -> None:
         """Tell the planner, when it changed, how far the next batch is."""
@@ -169,14 +173,20 @@ class Deployment:
             ray.get(self._serving)
             self._serving = None
 
+    def watch_workers(self, workers: Mapping[str, object]) -> None:
+        """From now on ``check`` also notices when one of these is gone."""
+        self._watch = WorkerWatch(workers)
+
     def check(self) -> None:
         """Called while the trainer waits for samples.
 
-        Raises RuntimeError when nothing will ever come: a role has no slot left, or the control plane is gone.
+        Raises RuntimeError when nothing will ever come: a role has no slot left, or the control plane or a worker
+        that generates or judges is gone.
         """
         if time.monotonic() - self._checked_s < CHECK_INTERVAL_S:
             return
         self._checked_s = time.monotonic()
+        self._watch.check()
         reason = ray.get(self.control_plane.hopeless.remote(), timeout=CHECK_TIMEOUT_S)
         if reason is not None:
             raise RuntimeError(f"resource_shift: {reason}")
@@ -190,7 +200,7 @@ class Deployment:
             if actor is None:
                 continue
             try:
-                ray.get(getattr(actor, method).remote(), timeout=30)
+                ray.get(getattr(actor, method).remote(), timeout=CLOSE_TIMEOUT_S)
             except Exception:
                 logger.exception("resource_shift: %s did not end cleanly", method)
         self.store.close()

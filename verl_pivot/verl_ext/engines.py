@@ -13,8 +13,10 @@ import ray
 from verl_pivot.core.snapshot import ReplicaLoad, Role
 from verl_pivot.runtime.ports import AdmissionPort, EngineDead, EngineError
 from verl_pivot.store import ParameterStore
+from verl_pivot.verl_ext.engine_death import engine_died
 
 _LEFTOVER_INTERVAL_S = 0.01
+_DEATH_INTERVAL_S = 1.0
 
 
 @dataclass
@@ -54,7 +56,7 @@ class EngineGroup:
         self._on_relaunch = on_relaunch
 
     async def drain(self) -> int:
-        aborted = await self._call("drain")
+        aborted = await self._step("drain")
         # A judge request may have been on its way over HTTP when the engine closed.
         while self.role is Role.GENRM and self._admission.inflight().get(self.slot_id, 0) > 0:
             aborted = [*aborted, *await self._call("abort_leftovers")]
@@ -62,17 +64,17 @@ class EngineGroup:
         return sum(aborted)
 
     async def sleep(self) -> None:
-        await self._call("sleep_engine")
+        await self._step("sleep_engine")
 
     async def load(self, version: int | None) -> int:
         with self._store.open_version(self._model, version) as reader:
-            versions = await self._call("load_weights", str(reader.path), reader.version)
+            versions = await self._step("load_weights", str(reader.path), reader.version)
         if set(versions) != {reader.version}:
             raise EngineError(f"slot {self.slot_id} {self.role}: asked for version {reader.version}, serves {versions}")
         return reader.version
 
     async def wake(self) -> None:
-        await self._call("wake_engine")
+        await self._step("wake_engine")
 
     async def shed(self, count: int) -> int:
         each, more = divmod(count, len(self._servers))
@@ -108,7 +110,8 @@ class EngineGroup:
             if not await self._one(record, "is_dead"):
                 continue
             address, port = await self._one(record, "relaunch")
-            old_url, record.url = record.url, f"http://{address}:{port}"
+            host = f"[{address}]" if ":" in address else address
+            old_url, record.url = record.url, f"http://{host}:{port}"
             self._on_relaunch(record, old_url)
 
     async def pids(self) -> list[int]:
@@ -117,6 +120,16 @@ class EngineGroup:
 
     def _gone(self) -> EngineDead:
         return EngineDead(f"slot {self.slot_id} {self.role}: an engine process is gone")
+
+    async def _step(self, method: str, *args: Any) -> list[Any]:
+        """``_call`` for what the engine's own process must answer: vLLM waits for ever when that dies meanwhile."""
+        work = asyncio.ensure_future(self._call(method, *args))
+        try:
+            while not (await asyncio.wait({work}, timeout=_DEATH_INTERVAL_S))[0]:
+                await self.require_alive()
+            return work.result()
+        finally:
+            work.cancel()
 
     async def _call(self, method: str, *args: Any) -> list[Any]:
         return list(await asyncio.gather(*[self._one(record, method, *args) for record in self._servers]))
@@ -128,6 +141,6 @@ class EngineGroup:
         except ray.exceptions.RayActorError as error:
             raise EngineDead(f"{where}: the process that holds the engine is gone ({error})") from error
         except ray.exceptions.RayTaskError as error:
-            if type(error.cause).__name__ == "EngineDeadError":
+            if engine_died(error):
                 raise EngineDead(f"{where}: the engine process is gone") from error
             raise EngineError(f"{where} failed: {error.cause!r}") from error

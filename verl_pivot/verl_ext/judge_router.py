@@ -1,7 +1,7 @@
 """The judge's HTTP router: verl's address and OpenAI-compatible API, with judges that come and go.
 
 Runs inside the control-plane actor. A request waits while no judge is admitted, up to a deadline, and is sent again
-when its judge leaves in the middle. Subclasses verl/experimental/reward_loop/router/naive_router.py:102.
+when its judge leaves in the middle. Subclasses verl/experimental/reward_loop/router/naive_router.py:83.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ class JudgeRouter(NaiveRouter):
     """
 
     def __init__(self, config: JudgeConfig) -> None:
-        super().__init__(worker_urls=[])
+        # No limit on connections: what an engine gets at a time is the queue's business.
+        super().__init__(worker_urls=[], max_connections=0)
         self._config = config
         self.queue = AdmissionQueue()
         self._slot_of: dict[str, int] = {}
         self.on_suspect: Any = None
-        """Called with (slot_id, error) when a judge engine could not be reached."""
+        """Awaited with (slot_id, error) when a judge engine could not be reached or failed; when it returns, the
+        engine has answered for itself or its slot is out of service."""
         self.resubmitted = 0
 
     def register(self, url: str, slot_id: int, limit: int, replaces: str | None = None) -> None:
@@ -52,10 +54,10 @@ class JudgeRouter(NaiveRouter):
         body = await request.body()
         headers = {k: v for k, v in request.headers.items() if k.lower() not in ("host", "content-length")}
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._config.queue_deadline_s
+        deadline_s = loop.time() + self._config.queue_deadline_s
         asked_before = False
         while True:
-            url = await self._acquire(deadline, ahead=asked_before)
+            url = await self._acquire(deadline_s, ahead=asked_before)
             if url is None:
                 return JSONResponse(
                     status_code=503,
@@ -66,6 +68,9 @@ class JudgeRouter(NaiveRouter):
                         "(trainer.resource_shift.planner.genrm_floor)"
                     },
                 )
+            if await request.is_disconnected():
+                self.queue.release(url)
+                return Response(status_code=499)  # nobody reads it
             try:
                 response = await self._forward(request.method, url, endpoint, body, headers)
             finally:
@@ -74,7 +79,7 @@ class JudgeRouter(NaiveRouter):
                 return response
             self.resubmitted += 1
             asked_before = True
-            if loop.time() > deadline:
+            if loop.time() > deadline_s:
                 return JSONResponse(status_code=503, content={"error": "every judge left while judging this request"})
 
     async def _forward(
@@ -88,31 +93,32 @@ class JudgeRouter(NaiveRouter):
             ) as response:
                 payload = await response.read()
                 if response.status >= 500:
-                    self._suspect(url, f"HTTP {response.status}: {payload[:200]!r}")
+                    await self._suspect(url, f"HTTP {response.status}: {payload[:200]!r}")
                     return _as_response(response, payload) if self.queue.is_open(url) else None
                 return None if _was_aborted(payload) else _as_response(response, payload)
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
-            self._suspect(url, f"{type(error).__name__}: {error}")
+            await self._suspect(url, f"{type(error).__name__}: {error}")
             return None
         except asyncio.TimeoutError:
+            await self._suspect(url, f"no answer within {self._config.request_deadline_s:g} s")
             return JSONResponse(
                 status_code=504,
                 content={"error": f"the judge did not answer within {self._config.request_deadline_s:g} s"},
             )
 
-    async def _acquire(self, deadline: float, ahead: bool) -> str | None:
+    async def _acquire(self, deadline_s: float, ahead: bool) -> str | None:
         """A judge, or None when none had room before the deadline."""
-        left_s = deadline - asyncio.get_running_loop().time()
+        left_s = deadline_s - asyncio.get_running_loop().time()
         try:
             return await asyncio.wait_for(self.queue.acquire(ahead=ahead), left_s)
         except asyncio.TimeoutError:
             return None
 
-    def _suspect(self, url: str, error: str) -> None:
+    async def _suspect(self, url: str, error: str) -> None:
         slot_id = self._slot_of.get(url)
         logger.warning("judge on slot %s at %s: %s", slot_id, url, error)
         if slot_id is not None and self.queue.is_open(url) and self.on_suspect is not None:
-            self.on_suspect(slot_id, error)
+            await self.on_suspect(slot_id, error)
 
 
 def _was_aborted(payload: bytes) -> bool:

@@ -127,8 +127,8 @@ class PlatformCPU(PlatformBase):
         return is_chosen()
 
     def current_device(self) -> torch.device:  # type: ignore[override]
-        # Not an index: verl hands it to Tensor.to() and FSDP (workers/engine/fsdp/transformer_impl.py:730,935), and
-        # torch takes an index to mean the accelerator, of which there is none.
+        # Not an index: verl hands it to Tensor.to() and FSDP (verl/workers/engine/fsdp/transformer_impl.py:730,935),
+        # and torch takes an index to mean the accelerator, of which there is none.
         return torch.device("cpu")
 
     def device_count(self) -> int:
@@ -159,8 +159,8 @@ class PlatformCPU(PlatformBase):
         return "CUDA_VISIBLE_DEVICES"
 
     def ray_resource_name(self) -> str:
-        # single_controller/ray/base.py:230 counts only "GPU" and "NPU", and vllm_async_server looks the name up in
-        # Ray's accelerator ids.
+        # verl/single_controller/ray/base.py:230 counts only "GPU" and "NPU", and
+        # verl/workers/rollout/vllm_rollout/vllm_async_server.py:1348 looks the name up in Ray's accelerator ids.
         return "GPU"
 
     def ray_noset_envvars(self) -> list[str]:
@@ -175,7 +175,7 @@ class PlatformCPU(PlatformBase):
     def profiler_stop(self) -> None: ...
 
     def is_ipc_supported(self) -> bool:
-        # weights then go over POSIX shared memory (workers/rollout/vllm_rollout/bucketed_weight_transfer.py)
+        # weights then go over POSIX shared memory (verl/workers/rollout/vllm_rollout/bucketed_weight_transfer.py)
         return False
 
     def cudart(self) -> Any:

@@ -1,7 +1,7 @@
 """verl's reward loop over judges on slots.
 
 verl's manager launches judge replicas of its own and, for a colocated judge, computes rewards only after sampling
-(verl/experimental/reward_loop/reward_loop.py:292). Here judges are engines on slots behind ``JudgeRouter``, so rewards
+(verl/experimental/reward_loop/reward_loop.py:320). Here judges are engines on slots behind ``JudgeRouter``, so rewards
 always stream with rollout, and a colocated judge needs no refusal in asynchronous mode.
 """
 

@@ -17,6 +17,7 @@ from transfer_queue import KVBatchMeta
 
 from verl_pivot.config.schema import ResourceShiftConfig
 from verl_pivot.observe.events import EventLog
+from verl_pivot.store.locks import try_lock
 
 logger = logging.getLogger(__name__)
 
@@ -24,13 +25,24 @@ _PROBS_DIFF = "training/rollout_probs_diff_max"
 
 
 class RunRecord:
-    """Writes ``trainer.jsonl`` beside the control plane's ``events.jsonl``."""
+    """Writes ``trainer.jsonl`` beside the control plane's ``events.jsonl``.
+
+    Raises RuntimeError when another run that is going on writes to the same folder.
+    """
 
     def __init__(self, config: DictConfig, shift_config: ResourceShiftConfig) -> None:
         self._observe = shift_config.observe
         self.directory = Path(self._observe.directory) / str(config.trainer.experiment_name)
         self.directory = self.directory.absolute()
         self.directory.mkdir(parents=True, exist_ok=True)
+        (self.directory / ".lock").touch()
+        lock = try_lock(self.directory / ".lock")
+        if lock is None:
+            raise RuntimeError(
+                f"resource_shift: another run is writing to {self.directory}; give this one another "
+                "trainer.experiment_name, or another trainer.resource_shift.observe.directory"
+            )
+        self._lock = lock
         self.t0_unix_s = time.time()
         self._log = EventLog(self.directory / "trainer.jsonl", t0_unix_s=self.t0_unix_s)
         self._submitted = 0
@@ -39,7 +51,7 @@ class RunRecord:
         self._dropped = 0
         self._responses = 0
         self._rewards = 0
-        self._step_start_s = time.time()
+        self._step_start_s = self._log.now_s()
 
     # ---- counts and events --------------------------------------------------------------------------------------
 
@@ -54,11 +66,11 @@ class RunRecord:
         """Groups that failed or grew too old: dropped by the replay buffer, replaced, not lost."""
         self._dropped += count
 
-    def step_begins(self, step: int) -> None:
-        self._step_start_s = time.time()
+    def step_begins(self) -> None:
+        self._step_start_s = self._log.now_s()
 
     def published(self, version: int, published_bytes: float, publish_s: float) -> None:
-        self._log.emit("publish", version=version, bytes=published_bytes, duration_s=publish_s)
+        self._log.emit("publish", version=version, bytes=int(published_bytes), duration_s=publish_s)
 
     @contextlib.contextmanager
     def span(self, name: str) -> Iterator[None]:
@@ -81,7 +93,7 @@ class RunRecord:
         self._log.emit(
             "step",
             step=step,
-            wall_s=time.time() - self._step_start_s,
+            wall_s=self._log.now_s() - self._step_start_s,
             prompts=len(prompts),
             responses=len(real),
             rewards=len(scores),

@@ -1,23 +1,26 @@
 """verl's vLLM HTTP server with what a shift needs: drain, sleep, load a version, wake, report load.
 
 Runs in the process that owns the engine's front end: its own Ray actor (GPU), or the node's engine host (CPU).
-Subclasses verl/workers/rollout/vllm_rollout/vllm_async_server.py:84; overrides its documented hook methods.
+Subclasses verl/workers/rollout/vllm_rollout/vllm_async_server.py:87; overrides its documented hook methods.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
-import os
-import signal
 import time
 from typing import Any
 
+import psutil
 from verl.utils.device import get_device_name
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 
 logger = logging.getLogger(__name__)
+
+FIRST_TOKEN_WAIT_S = 0.02
+KILL_WAIT_S = 10.0
 
 
 class ShiftHttpServer(vLLMHttpServer):
@@ -33,6 +36,8 @@ class ShiftHttpServer(vLLMHttpServer):
         self._awake = False
         self._weights_resident = False
         self._served_version: int | None = None
+        self._draining: asyncio.Task[dict[str, Any]] | None = None
+        self._was_killed = False
         self._launch_arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
         self._tokens = 0
         self._arrived_s: dict[str, float] = {}
@@ -66,6 +71,7 @@ class ShiftHttpServer(vLLMHttpServer):
         """Replace a dead engine by a new one, asleep. Returns its HTTP (address, port)."""
         self.shutdown_engine()
         self._served_version = None
+        self._was_killed = False
         args, kwargs = self._launch_arguments
         await self.launch_server(*args, **kwargs)
         return self.get_server_address()
@@ -87,25 +93,35 @@ class ShiftHttpServer(vLLMHttpServer):
     # ---- the shift's steps, called by the control plane ----------------------------------------------------------
 
     async def drain(self) -> int:
-        """Close admission, abort everything, return when the engine has acknowledged being idle."""
-        result = await self.abort_all_requests(reject_request=True)
-        return int(result["aborted_count"])
+        """Close admission, abort everything, return when the engine has acknowledged being idle.
+
+        verl's abort first waits until every request has a first token, up to a minute: those that wait for KV inside
+        the engine are therefore aborted meanwhile.
+        """
+        self._drop_drain()
+        self._draining = asyncio.ensure_future(self.abort_all_requests(reject_request=True))
+        early = 0
+        while not self._draining.done():
+            await asyncio.wait({self._draining}, timeout=FIRST_TOKEN_WAIT_S)
+            if not self._draining.done() and self._admitting > 0:
+                states = self.engine.output_processor.request_states.items()
+                early += await _abort(self.engine, [(key, s) for key, s in states if not _tokens_generated(s)])
+        return early + int(self._draining.result()["aborted_count"])
+
+    def _drop_drain(self) -> None:
+        """A drain that was given up must not pause the engine after it was opened again."""
+        if self._draining is not None and not self._draining.done():
+            self._draining.cancel()
 
     async def shed(self, count: int) -> int:
         """Abort ``count`` requests with the fewest tokens: they cost least to begin again. The engine stays open."""
-        states = sorted(self.engine.output_processor.request_states.items(), key=lambda item: _tokens_held(item[1]))
-        external_ids = [getattr(state, "external_req_id", None) or key for key, state in states[:count]]
-        if external_ids:
-            await self.engine.abort(external_ids)
-        return len(external_ids)
+        states = self.engine.output_processor.request_states
+        fewest_first = sorted(states.items(), key=lambda item: _tokens_held(item[1]))
+        return await _abort(self.engine, fewest_first[:count])
 
     async def abort_leftovers(self) -> int:
         """Abort requests that reached the closed engine over HTTP after the drain."""
-        states = self.engine.output_processor.request_states
-        external_ids = [getattr(state, "external_req_id", None) or key for key, state in list(states.items())]
-        if external_ids:
-            await self.engine.abort(external_ids)
-        return len(external_ids)
+        return await _abort(self.engine, list(self.engine.output_processor.request_states.items()))
 
     async def sleep_engine(self) -> None:
         """Free weights and KV; the engine is idle and closed. Idempotent, also after a load or wake that failed."""
@@ -129,6 +145,7 @@ class ShiftHttpServer(vLLMHttpServer):
         if not self._awake and not self._weights_resident and get_device_name() != "cpu":
             await self.engine.wake_up(tags=["weights"])
         self._weights_resident = True
+        self._served_version = None  # a load that fails half way leaves weights of no version
         reported = await self.engine.collective_rpc("pivot_load_version", args=(path, version))
         if len(set(reported)) != 1:
             raise RuntimeError(f"workers of one engine report different versions: {sorted(set(reported))}")
@@ -140,6 +157,7 @@ class ShiftHttpServer(vLLMHttpServer):
         """Restore KV, drop every cache, open admission. Weights must have been loaded."""
         if self._served_version is None:
             raise RuntimeError("wake without weights: load a version first")
+        self._drop_drain()
         if not self._awake:
             if get_device_name() == "cpu":
                 await self.engine.wake_up()
@@ -150,20 +168,28 @@ class ShiftHttpServer(vLLMHttpServer):
         await self.resume_generation()
         self._last_report = (time.monotonic(), self._tokens)
 
-    def served_version(self) -> int | None:
-        """Version of the weights in the engine; None while asleep."""
-        return self._served_version
-
     def engine_pids(self) -> list[int]:
         """Processes that compute for this engine."""
         manager = self.engine.engine_core.resources.engine_manager
         return [process.pid for process in manager.processes]
 
-    def kill_engine(self) -> None:
-        """End the engine processes at once; ``relaunch`` brings new ones."""
+    async def kill_engine(self) -> None:
+        """End the engine processes and what they started (a worker for each GPU holds the weights), and return when
+        they are gone; ``relaunch`` brings new ones. Raises RuntimeError when one stays."""
+        self._was_killed = True
+        family: list[psutil.Process] = []
         for pid in self.engine_pids():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(pid)
+                family += [*process.children(recursive=True), process]
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        until_s = time.monotonic() + KILL_WAIT_S
+        while left := [process.pid for process in family if not _is_gone(process)]:
+            if time.monotonic() > until_s:
+                raise RuntimeError(f"processes {left} did not end within {KILL_WAIT_S:g} s of being killed")
+            await asyncio.sleep(0.02)
 
     def shutdown_engine(self) -> None:
         """End the engine process and its HTTP server; the object is of no use afterwards."""
@@ -178,12 +204,16 @@ class ShiftHttpServer(vLLMHttpServer):
 
     def is_dead(self) -> bool:
         """Whether the engine process is gone."""
-        return bool(self.engine.errored)
+        return self._was_killed or bool(self.engine.errored)
 
-    def load_report(self) -> dict[str, Any]:
-        """Load since the last call; ``dead`` when the engine process is gone."""
+    async def load_report(self) -> dict[str, Any]:
+        """Load since the last call; ``dead`` when the engine process is gone.
+
+        Answers when the engine's own process does: one that hangs is silent, although its front end is not.
+        """
         if self.is_dead():
             return {"dead": True}
+        await self.engine.is_paused()
         states = list(self.engine.output_processor.request_states.values())
         context_tokens = sum(_tokens_held(state) for state in states)
         now_s = time.monotonic()
@@ -229,6 +259,25 @@ class ShiftHttpServer(vLLMHttpServer):
         processor.process_outputs = counting
 
 
+def _is_gone(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)  # its parent has yet to hear of it; memory is free
+    except psutil.NoSuchProcess:
+        return True
+
+
+async def _abort(engine: Any, requests: list[tuple[str, Any]]) -> int:
+    """Abort these (vLLM's own id, request state), by the ids that their callers gave; returns how many."""
+    external_ids = [getattr(state, "external_req_id", None) or own_id for own_id, state in requests]
+    if external_ids:
+        await engine.abort(external_ids)
+    return len(external_ids)
+
+
 def _tokens_held(state: Any) -> int:
     """Prompt and generated tokens of one of vLLM's request states."""
-    return (state.prompt_len or 0) + (len(state.detokenizer.output_token_ids) if state.detokenizer else 0)
+    return (state.prompt_len or 0) + _tokens_generated(state)
+
+
+def _tokens_generated(state: Any) -> int:
+    return len(state.detokenizer.output_token_ids) if state.detokenizer else 0

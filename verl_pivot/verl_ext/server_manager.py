@@ -1,4 +1,4 @@
-"""Launches the engines of every slot. Subclasses verl/workers/rollout/llm_server.py:353 (LLMServerManager).
+"""Launches the engines of every slot. Subclasses verl/workers/rollout/llm_server.py:354 (LLMServerManager).
 
 verl's manager owns replicas of one model on one pool. Here each slot gets replicas of the policy and of the judge, all
 asleep after launch, and the control plane stands where verl has its balancer actor.
@@ -51,7 +51,6 @@ class SlotServerManager(LLMServerManager):
         self._server_kwargs = server_kwargs
         self.global_load_balancer = control_plane
         self.rollout_replicas: list[ShiftReplica] = []
-        self.judge_replicas: list[ShiftReplica] = []
         self.server_handles: list[Any] = []
         self.server_addresses: list[str] = []
 
@@ -75,9 +74,10 @@ class SlotServerManager(LLMServerManager):
         return SlotDescription(spec.slot_id, spec.first_role, tuple(can_host), servers)
 
     async def _launch_role(self, spec: SlotSpec, judge: bool) -> list[tuple[str, Any, str]]:
-        gpus = self._layout.judge_gpus if judge else self._layout.rollout_gpus
-        per_slot = self._layout.gpus_per_slot // gpus
-        first_gpu = spec.slot_id * self._layout.gpus_per_slot
+        layout = self._layout
+        gpus = layout.judge_gpus if judge else layout.rollout_gpus
+        per_slot = layout.judge_replicas_per_slot if judge else layout.rollout_replicas_per_slot
+        first_gpu = spec.slot_id * layout.gpus_per_slot
         servers = []
         for index in range(per_slot):
             replica = self._replica(spec.slot_id * per_slot + index, judge, gpus)
@@ -97,15 +97,16 @@ class SlotServerManager(LLMServerManager):
             is_reward_model=judge,
             server_class=HostedServerClass(self._host, self._server_kwargs),
         )
-        (self.judge_replicas if judge else self.rollout_replicas).append(replica)
+        if not judge:
+            self.rollout_replicas.append(replica)
         return replica
 
 
 class NoServerManager(LLMServerManager):
     """Stands for the servers that verl's own set-up would launch on training GPUs, of which there are none here.
 
-    verl's ``create_empty`` (llm_server.py:405) refuses ``rollout.nnodes=0``, which is a layout without a rollout pool,
-    and starts a balancer that nobody asks.
+    verl's ``create_empty`` (verl/workers/rollout/llm_server.py:409) refuses ``rollout.nnodes=0``, which is a layout
+    without a rollout pool, and starts a balancer that nobody asks.
     """
 
     @classmethod

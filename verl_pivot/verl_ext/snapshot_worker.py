@@ -1,9 +1,10 @@
 """verl's actor worker whose saved weights are its own.
 
-verl/experimental/separation/engine_workers.py:140 saves the weights that a step began with through
+verl/experimental/separation/engine_workers.py:137 saves the weights that a step began with through
 ``fsdp2_sharded_save_to_cpu`` (verl/utils/fsdp_utils.py:1180). Shards that are on the CPU already, because the platform
 is a CPU or because parameters are offloaded between updates (which lending a slot needs), are aliased there, and the
-following restore writes through the alias: the update of a mini-batch would be lost. Remove when verl copies.
+following restore writes through the alias: the update of a mini-batch would be lost. On the CPU platform
+``cpu_patches.OWN_SNAPSHOT`` has corrected the function itself already. Remove when verl copies.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl.utils.device import get_torch_device
 
+from verl_pivot.verl_ext.cpu_patches import OWN_SNAPSHOT
+
 
 class SnapshotActorWorker(DetachActorWorker):
     """Actor (and reference) worker for steps of several mini-batches; one per training GPU."""
@@ -21,7 +24,8 @@ class SnapshotActorWorker(DetachActorWorker):
     def _get_strategy_handlers(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         first_time = self._strategy_handlers is None
         save, restore = super()._get_strategy_handlers()
-        if first_time and self.config.actor.strategy in ("fsdp2", "veomni"):
+        copies = getattr(save, "patched_by", None) == OWN_SNAPSHOT.name
+        if first_time and not copies and self.config.actor.strategy in ("fsdp2", "veomni"):
             save = copying(save)
             self._strategy_handlers = (save, restore)
         return save, restore

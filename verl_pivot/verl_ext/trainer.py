@@ -21,10 +21,10 @@ from verl.experimental.agent_loop import AgentLoopManager
 from verl.trainer.ppo.utils import Role as VerlRole
 from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
-from verl.utils.debug import marked_timer
+from verl.utils.profiler import marked_timer
 from verl.workers.rollout.llm_server import LLMServerClient
 
-from verl_pivot.config.completion import resource_shift_config
+from verl_pivot.config.completion import MODE, resource_shift_config
 from verl_pivot.verl_ext.deployment import Deployment
 from verl_pivot.verl_ext.reward import ShiftRewardLoopManager
 from verl_pivot.verl_ext.run_record import RunRecord
@@ -33,7 +33,8 @@ from verl_pivot.verl_ext.snapshot_worker import SnapshotActorWorker
 
 logger = logging.getLogger(__name__)
 
-MODE = "resource_shift"
+FAILED_BATCHES = 4
+"""Batches' worth of prompts that may fail before a run gives up: verl itself would replace them for ever."""
 
 
 @register_trainer(MODE)
@@ -48,9 +49,9 @@ class PPOTrainerResourceShift(PPOTrainer):
         super().__init__(config)
         self._watch_while_sampling()
         self.deployment: Deployment | None = None
+        self._failed_in_a_row = 0
         self.record = RunRecord(config, self.shift_config)
         self._holds_lease = False
-        self._lease_start_s = 0.0
 
     def _watch_while_sampling(self) -> None:
         """Poll often, and stop waiting when no sample can ever come.
@@ -74,6 +75,14 @@ class PPOTrainerResourceShift(PPOTrainer):
     def _replace_failed(self, num_prompts: int) -> int:
         """Groups that failed, or grew too old, were dropped with a reason; as many new prompts go out."""
         self.record.prompts_dropped(num_prompts)
+        if not self.config.algorithm.get("filter_groups", {}).get("enable", False):
+            self._failed_in_a_row += num_prompts  # else most of them were filtered, which is no failure
+        limit = FAILED_BATCHES * self.config.data.train_batch_size
+        if self._failed_in_a_row >= limit:
+            raise RuntimeError(
+                f"resource_shift: {self._failed_in_a_row} prompts in a row failed or grew too old, with no batch to "
+                "train on between them; if reward.custom_reward_function.path raised, its traceback is in the log"
+            )
         return self._add_prompts_to_generate(num_prompts)
 
     # ---- start-up -----------------------------------------------------------------------------------------------
@@ -105,6 +114,7 @@ class PPOTrainerResourceShift(PPOTrainer):
     def fit(self, agent_loop_manager: AgentLoopManager) -> None:
         """verl's loop; whatever ends it, engines, shared memory and the record are put in order."""
         outcome = "failed"
+        self.deployment.watch_workers(_workers(agent_loop_manager, self.reward_loop_manager))
         self.record.prompts_submitted(self._restored_tq_prompt_count)
         try:
             super().fit(agent_loop_manager)
@@ -123,36 +133,37 @@ class PPOTrainerResourceShift(PPOTrainer):
         self._add_async_warmup_batches(self.shift_config.staleness)
 
     def on_step_begin(self) -> None:
-        self.record.step_begins(self.global_steps)
+        self.record.step_begins()
 
     def on_sample_begin(self) -> None:
         ready, needed = self._groups_ready(), self._groups_needed()
         if self._holds_lease and ready < needed:
-            self._release_lease(None)
+            self._release_lease()
         self.deployment.train_progress(ready, needed)
 
     def on_sample_end(self) -> None:
+        self._failed_in_a_row = 0
         self.record.prompts_sampled(self._groups_needed())
         if not self._holds_lease:
             with marked_timer("acquire_slots", self.timing_raw, color="cyan"):
                 self.deployment.acquire_train(self._groups_needed(), self._groups_needed())
             self._holds_lease = True
-            self._lease_start_s = time.perf_counter()
 
     def on_step_end(self) -> None:
         with marked_timer("update_weights", self.timing_raw, color="red"):
             self._pending_sync_metrics = self._publish()
             # The slots of training go back while the other engines still load the new version.
-            self._release_lease(time.perf_counter() - self._lease_start_s)
+            self._release_lease()
             if self.shift_config.staleness == 0:
                 self.deployment.wait_until_served()
 
     def on_validate_begin(self) -> None:
+        self.deployment.wait_until_served()
         if self._holds_lease:
-            self._release_lease(None)
+            self._release_lease()
 
-    def _release_lease(self, update_s: float | None) -> None:
-        self.deployment.release_train(update_s)
+    def _release_lease(self) -> None:
+        self.deployment.release_train()
         self._holds_lease = False
 
     def _publish(self) -> dict[str, float]:
@@ -174,7 +185,12 @@ class PPOTrainerResourceShift(PPOTrainer):
         return submitted
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        """All mini-batches of a step measure against the weights that the step began with (decoupled PPO)."""
+        """All mini-batches of a step measure against the weights that the step began with (decoupled PPO).
+
+        Follows PPOTrainerSeparateAsync._compute_old_log_prob (verl/trainer/ppo/v1/trainer_separate_async.py:187), which
+        cannot be called from here: its ``super()`` refuses an object of another class, and a trainer of that class
+        launches rollout servers of its own. Remove when verl moves it to PPOTrainer.
+        """
         correction = self.config.algorithm.get("rollout_correction", None)
         bypass = bool(correction and correction.get("bypass_mode", False))
         with self.record.span("old_log_prob"):
@@ -226,6 +242,16 @@ class PPOTrainerResourceShift(PPOTrainer):
         return self.config.data.train_batch_size // self.parameter_sync_step
 
 
+def _workers(*managers: object) -> dict[str, object]:
+    """Ray actors that generate and judge for the trainer."""
+    found: dict[str, object] = {}
+    for kind in ("agent_loop_workers", "reward_loop_workers"):
+        for manager in managers:
+            for number, worker in enumerate(getattr(manager, kind, None) or ()):
+                found[f"{kind.removesuffix('s').replace('_', ' ')} {number}"] = worker
+    return found
+
+
 def _prompts_in_flight() -> int:
     try:
         return trainer_base._count_tq_prompt_groups()
@@ -238,8 +264,9 @@ def _prompts_in_flight() -> int:
 def _managers_on_slots(trainer: PPOTrainerResourceShift) -> Iterator[None]:
     """Make ``PPOTrainer._setup`` construct our managers of rewards and of inference servers.
 
-    trainer_base.py:343,378 name RewardLoopManager and LLMServerManager directly and have no hook for them; the names
-    are put back at once. Remove when verl lets a trainer choose the classes.
+    verl names RewardLoopManager (verl/trainer/ppo/v1/trainer_base.py:347) and LLMServerManager
+    (verl/trainer/ppo/v1/trainer_base.py:378) directly and has no hook for them; the names are put back at once. Remove
+    when verl lets a trainer choose the classes.
     """
     originals = trainer_base.RewardLoopManager, trainer_base.LLMServerManager
     ShiftRewardLoopManager.trainer = trainer
@@ -248,6 +275,3 @@ def _managers_on_slots(trainer: PPOTrainerResourceShift) -> Iterator[None]:
         yield
     finally:
         trainer_base.RewardLoopManager, trainer_base.LLMServerManager = originals
-
-
-__all__ = ["MODE", "PPOTrainerResourceShift"]

@@ -8,4 +8,4 @@ from verl_pivot.vllm_ext.worker_extension import VersionedWeights
 
 
 class ShiftWorkerExtension(VersionedWeights, vLLMColocateWorkerExtension):
-    """verl's extension with ``load_version`` and ``served_version``; runs in the engine's worker process."""
+    """verl's extension with ``pivot_load_version`` and its like; runs in the engine's worker process."""

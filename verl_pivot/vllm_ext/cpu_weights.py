@@ -65,13 +65,13 @@ def _meta_twin(old: nn.Parameter, record: torch.Tensor, module: nn.Module) -> to
 
 def _drop_packed_copies(module: nn.Module) -> None:
     """Forget what ``process_weights_after_loading`` derived from the weights, so that it runs again in full."""
-    # A closure over the oneDNN or sgl-kernel packed weight (vllm/model_executor/layers/utils.py:330-371).
+    # A closure over the oneDNN or sgl-kernel packed weight (vllm/model_executor/layers/utils.py:345,362).
     module.__dict__.pop("cpu_linear", None)
     module.__dict__.pop("_already_called_process_weights_after_loading", None)
     quant_method = getattr(module, "quant_method", None)
     if getattr(quant_method, "moe_kernel", None) is not None:
         # Its presence means "weight update", which skips the prepacking of CPU experts
-        # (vllm/.../fused_moe/unquantized_fused_moe_method.py:149).
+        # (vllm/model_executor/layers/fused_moe/unquantized_fused_moe_method.py:149).
         quant_method.moe_kernel = None
 
 

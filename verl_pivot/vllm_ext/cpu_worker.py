@@ -19,31 +19,13 @@ from vllm.transformers_utils.config import get_config
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from verl_pivot.vllm_ext import checkpoint, cpu_patches, cpu_weights
+from verl_pivot.vllm_ext.engine_args import require_supported
 
 logger = init_logger(__name__)
 
 
 class WeightsLost(RuntimeError):
     """An engine has no weights left: load a version before it gets a request."""
-
-
-def require_supported(vllm_config: VllmConfig) -> None:
-    """Raise ValueError, naming the option, for a configuration whose weights cannot be dropped and reloaded."""
-    parallel = vllm_config.parallel_config
-    obstacles = {
-        "quantization": vllm_config.model_config.quantization,
-        "enable_lora": vllm_config.lora_config is not None,
-        "speculative_config": vllm_config.speculative_config is not None,
-        "tensor_parallel_size": parallel.tensor_parallel_size > 1 and parallel.tensor_parallel_size,
-        "pipeline_parallel_size": parallel.pipeline_parallel_size > 1 and parallel.pipeline_parallel_size,
-        "enforce_eager": not vllm_config.model_config.enforce_eager and "False",
-    }
-    for option, value in obstacles.items():
-        if value:
-            raise ValueError(
-                f"{option}={value} does not work with SleepingCPUWorker, which frees and reloads plain weights of one "
-                "rank; unset it, or leave worker_cls unset for an engine that never sleeps"
-            )
 
 
 class SleepingCPUWorker(CPUWorker):
@@ -56,8 +38,9 @@ class SleepingCPUWorker(CPUWorker):
     def __init__(self, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
         require_supported(vllm_config)
         cpu_patches.install()
-        # In spite of enforce_eager vLLM compiles helpers of its sampler (v1/sample/ops/topk_topp_sampler.py:341,
-        # logprobs.py:10): half a minute at the first token, while engines wait for each other's compiler lock.
+        # In spite of enforce_eager vLLM compiles helpers of its sampler (vllm/v1/sample/ops/topk_topp_sampler.py:341,
+        # vllm/v1/sample/ops/logprobs.py:10): half a minute at the first token, while engines wait for each other's
+        # compiler lock.
         torch.compiler.set_stance("force_eager")
         super().__init__(vllm_config, *args, **kwargs)
         self._weights_resident = False

@@ -51,7 +51,8 @@ def installed_version() -> str | None:
 
 
 def check_version(found: InstalledVLLM | None) -> str | None:
-    """What is wrong with the installed vLLM and the way out, or None. Called by ``verl-pivot doctor`` and the plugin.
+    """What is wrong with the installed vLLM and the way out, or None. Called by the check before Ray and by
+    ``verl-pivot doctor`` (``verl_ext.versions.vllm_findings``).
 
     A build from source of the CPU backend ("vllm" 0.28.0+cpu) is held to the CPU pin.
     """

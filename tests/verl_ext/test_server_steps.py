@@ -1,0 +1,292 @@
+"""What an engine is told when its server sleeps, loads and wakes, in every order that a shift uses."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl")
+
+from verl_pivot.vllm_ext import distribution
+
+distribution.install()
+
+from verl.workers.rollout.replica import TokenOutput  # noqa: E402
+from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer  # noqa: E402
+
+from verl_pivot.verl_ext import server as server_module  # noqa: E402
+from verl_pivot.verl_ext.server import ShiftHttpServer  # noqa: E402
+
+WAKE_WEIGHTS, WAKE_KV, WAKE_ALL = ("wake_up", ["weights"]), ("wake_up", ["kv_cache"]), ("wake_up", None)
+LOAD, SLEEP = ("pivot_load_version", ("/v3", 3), None), ("sleep", 2)
+WORKERS_SLEEP = ("sleep", (), {"level": 2})  # past the executor, which may believe that it sleeps already
+OPEN = [("reset_prefix_cache", True), ("resume_generation",)]
+SERVE = [WAKE_WEIGHTS, LOAD, WAKE_KV, *OPEN]
+
+
+class RecordingEngine:
+    """Notes every call, then fails those of ``failing``; ``reported`` is what its workers answer to a load."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.failing: str | None = None
+        self.reported = [3, 3]
+        self.errored = False
+        self.output_processor = SimpleNamespace(request_states={}, process_outputs=lambda outputs: len(outputs))
+
+    def _note(self, name: str, *args: Any) -> None:
+        self.calls.append((name, *args))
+        if name == self.failing:
+            raise RuntimeError("out of memory")
+
+    async def wake_up(self, tags: list[str] | None = None) -> None:
+        self._note("wake_up", tags)
+
+    async def sleep(self, level: int) -> None:
+        self._note("sleep", level)
+
+    async def reset_prefix_cache(self, reset_connector: bool) -> None:
+        self._note("reset_prefix_cache", reset_connector)
+
+    async def is_paused(self) -> bool:
+        return False
+
+    async def resume_generation(self) -> None:
+        self._note("resume_generation")
+
+    async def collective_rpc(
+        self, method: str, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> list[int]:
+        self._note(method, args, kwargs)
+        return self.reported
+
+    async def abort(self, request_ids: list[str]) -> None:
+        self._note("abort", request_ids)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> ShiftHttpServer:
+    """As after the launch, asleep, without what verl builds around it."""
+    monkeypatch.setattr(vLLMHttpServer, "__init__", lambda self: None)
+    server = ShiftHttpServer()
+    server.node_rank = 0
+    server.config = SimpleNamespace(max_num_seqs=2)
+    server.engine = RecordingEngine()
+    server._resume_event = asyncio.Event()
+    return server
+
+
+def on(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "get_device_name", lambda: device)
+
+
+STEPS = {
+    "load": ("pivot_load_version", lambda server: server.load_weights("/v3", 3)),
+    "wake": ("wake_up", lambda server: server.wake_engine()),
+    "sleep": ("sleep", lambda server: server.sleep_engine()),
+}
+
+
+async def take(server: ShiftHttpServer, steps: str) -> None:
+    """``steps`` in their order; of one that ``fails``, the engine's own operation does."""
+    for step in steps.split(", "):
+        name, _, fails = step.partition(" ")
+        operation, call = STEPS[name]
+        server.engine.failing = operation if fails else None
+        with pytest.raises(RuntimeError, match="out of memory") if fails else nullcontext():
+            await call(server)
+
+
+@pytest.mark.parametrize(
+    ("steps", "calls"),
+    [
+        ("load", [WAKE_WEIGHTS, LOAD]),
+        ("load, wake", SERVE),
+        ("load, wake, sleep", [*SERVE, SLEEP]),
+        ("load, wake, sleep, load, wake", [*SERVE, SLEEP, *SERVE]),
+        ("load, wake, load, wake", [*SERVE, LOAD, *OPEN]),
+        ("load, wake, wake", [*SERVE, *OPEN]),
+        ("load, load, wake", [WAKE_WEIGHTS, LOAD, LOAD, WAKE_KV, *OPEN]),
+        ("load, sleep", [WAKE_WEIGHTS, LOAD, WAKE_KV, SLEEP]),
+        ("load fails, sleep", [WAKE_WEIGHTS, LOAD, WAKE_KV, SLEEP]),
+        ("load fails, sleep, load", [WAKE_WEIGHTS, LOAD, WAKE_KV, SLEEP, WAKE_WEIGHTS, LOAD]),
+        ("load fails, load, wake", [WAKE_WEIGHTS, LOAD, LOAD, WAKE_KV, *OPEN]),
+        ("load, wake fails, sleep", [WAKE_WEIGHTS, LOAD, WAKE_KV, WAKE_KV, SLEEP]),
+        ("load, wake, load fails, sleep", [*SERVE, LOAD, SLEEP]),
+        ("load, wake, sleep fails, sleep", [*SERVE, SLEEP, SLEEP]),
+        ("load, wake, sleep fails, load, wake", [*SERVE, SLEEP, LOAD, *OPEN]),
+        ("load, wake, sleep, sleep", [*SERVE, SLEEP]),
+        ("sleep", []),
+    ],
+)
+async def test_steps_on_a_gpu(
+    server: ShiftHttpServer, monkeypatch: pytest.MonkeyPatch, steps: str, calls: list[tuple[Any, ...]]
+) -> None:
+    on("cuda", monkeypatch)
+    await take(server, steps)
+    assert server.engine.calls == calls
+
+
+@pytest.mark.parametrize(
+    ("steps", "calls"),
+    [
+        ("load", [LOAD]),
+        ("load, wake", [LOAD, WAKE_ALL, *OPEN]),
+        ("load, wake, sleep", [LOAD, WAKE_ALL, *OPEN, SLEEP]),
+        ("load, wake, sleep, load, wake", [LOAD, WAKE_ALL, *OPEN, SLEEP, LOAD, WAKE_ALL, *OPEN]),
+        ("load, wake, load, wake", [LOAD, WAKE_ALL, *OPEN, LOAD, *OPEN]),
+        ("load, sleep", [LOAD, WORKERS_SLEEP]),
+        ("load fails, sleep", [LOAD, WORKERS_SLEEP]),
+        ("load, wake fails, sleep", [LOAD, WAKE_ALL, WORKERS_SLEEP]),
+        ("load, wake, sleep fails, sleep", [LOAD, WAKE_ALL, *OPEN, SLEEP, SLEEP]),
+        ("load, wake, sleep, sleep", [LOAD, WAKE_ALL, *OPEN, SLEEP, WORKERS_SLEEP]),
+        ("sleep", [WORKERS_SLEEP]),
+    ],
+)
+async def test_steps_on_a_cpu(
+    server: ShiftHttpServer, monkeypatch: pytest.MonkeyPatch, steps: str, calls: list[tuple[Any, ...]]
+) -> None:
+    on("cpu", monkeypatch)
+    await take(server, steps)
+    assert server.engine.calls == calls
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+@pytest.mark.parametrize(
+    ("steps", "version"),
+    [
+        ("load", 3),
+        ("load, wake", 3),
+        ("load, wake, sleep", None),
+        ("load fails", None),
+        ("load, wake, load fails", None),
+        ("load, wake, sleep, load", 3),
+    ],
+)
+async def test_the_version_is_that_of_the_last_load_if_it_worked(
+    server: ShiftHttpServer, monkeypatch: pytest.MonkeyPatch, steps: str, version: int | None, device: str
+) -> None:
+    on(device, monkeypatch)
+    await take(server, steps)
+    assert server.served_version() == version
+    if version is None:
+        server.engine.failing = None
+        with pytest.raises(RuntimeError, match="load a version first"):
+            await server.wake_engine()
+        assert server.engine.calls[-2:] != OPEN
+
+
+async def test_the_workers_of_an_engine_must_agree(server: ShiftHttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    on("cuda", monkeypatch)
+    server.engine.reported = [4, 3]
+    with pytest.raises(RuntimeError, match=r"different versions: \[3, 4\]"):
+        await server.load_weights("/v4", 4)
+    assert server.served_version() is None
+
+
+# ---- sequences --------------------------------------------------------------------------------------------------
+
+
+def sequence(prompt_tokens: int, generated: int | None, caller_id: str | None = None) -> SimpleNamespace:
+    """As vLLM's RequestState; one that has no detokenizer has ``generated=None``."""
+    detokenizer = None if generated is None else SimpleNamespace(output_token_ids=[0] * generated)
+    return SimpleNamespace(prompt_len=prompt_tokens, detokenizer=detokenizer, external_req_id=caller_id)
+
+
+THREE = {"a-1": sequence(10, 5, "a"), "b-1": sequence(3, 1, "b"), "c": sequence(6, None)}
+
+
+@pytest.mark.parametrize(
+    ("count", "aborted"), [(0, []), (1, ["b"]), (2, ["b", "c"]), (3, ["b", "c", "a"]), (9, ["b", "c", "a"])]
+)
+async def test_the_sequences_with_the_fewest_tokens_are_shed(
+    server: ShiftHttpServer, count: int, aborted: list[str]
+) -> None:
+    server.engine.output_processor.request_states = THREE
+    assert await server.shed(count) == len(aborted)
+    assert server.engine.calls == ([("abort", aborted)] if aborted else [])
+
+
+async def test_leftovers_are_all_aborted(server: ShiftHttpServer) -> None:
+    assert await server.abort_leftovers() == 0
+    assert server.engine.calls == []
+    server.engine.output_processor.request_states = THREE
+    assert await server.abort_leftovers() == 3
+    assert server.engine.calls == [("abort", ["a", "b", "c"])]
+
+
+# ---- load -------------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """``time`` of the server."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(server_module, "time", clock)
+    return clock
+
+
+def step_output(request_id: str, tokens: int) -> SimpleNamespace:
+    return SimpleNamespace(request_id=request_id, new_token_ids=[0] * tokens)
+
+
+async def test_load_is_reported_since_the_last_call(clock: Clock, server: ShiftHttpServer) -> None:
+    server._count_tokens()
+    processor = server.engine.output_processor
+    processor.request_states = THREE
+    assert processor.process_outputs([step_output("a-1", 3), step_output("b-1", 3)]) == 2, "vLLM's own result"
+    clock.now_s += 2
+    assert await server.load_report() == {
+        "dead": False,
+        "running": 2,
+        "waiting": 1,
+        "context_tokens": 15 + 4 + 6,
+        "tokens_per_s": 3.0,
+        "first_token_s": 0.0,
+    }
+    clock.now_s += 4
+    processor.process_outputs([step_output("a-1", 2)])
+    processor.request_states = {"a-1": THREE["a-1"]}
+    report = await server.load_report()
+    assert (report["running"], report["waiting"], report["tokens_per_s"]) == (1, 0, 0.5)
+
+
+async def test_a_dead_engine_has_no_load(server: ShiftHttpServer) -> None:
+    server.engine.errored = True
+    assert server.is_dead()
+    assert await server.load_report() == {"dead": True}
+
+
+async def test_a_response_has_the_version_it_was_admitted_with_and_its_first_token_is_timed(
+    clock: Clock, server: ShiftHttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on("cpu", monkeypatch)
+    server._count_tokens()
+    await server.load_weights("/v3", 3)
+
+    async def generate(self: ShiftHttpServer, request_id: str) -> TokenOutput:
+        for _ in range(2):  # the second token does not count as a first
+            clock.now_s += 2
+            self.engine.output_processor.process_outputs([step_output(f"{request_id}-0a1b", 1)])
+        self.engine.reported = [4]
+        await self.load_weights("/v4", 4)
+        return TokenOutput(token_ids=[1, 2], extra_fields={"global_steps": self.global_steps})
+
+    monkeypatch.setattr(vLLMHttpServer, "generate", generate)
+    output = await server.generate(request_id="r")
+    assert output.extra_fields["global_steps"] == 3
+    assert (await server.load_report())["first_token_s"] == 2.0
+    assert (await server.load_report())["first_token_s"] == 0.0
