@@ -84,7 +84,8 @@ def _deployments(document: Document) -> str:
 
 _OUTSIDE = (
     "`cores outside`: cores' worth of time that the machine spent on everything that is not held to a slot (engine "
-    "front ends, routers, reward workers, Ray, the trainer's driver). It competes with the slots for the same cores."
+    "front ends, routers, reward workers, Ray, the trainer's driver). Where the slots' shares add up to all cores, "
+    "slots can be busy at best for what this leaves of them."
 )
 
 

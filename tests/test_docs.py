@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import json
 import re
 import sys
 from dataclasses import fields
@@ -209,3 +210,16 @@ def test_versions_in_the_readme_are_those_that_are_accepted() -> None:
 @each_page
 def test_no_number_is_left_open(page: Path) -> None:
     assert re.findall(r"\{\{\w+\}\}", text_of(page)) == []
+
+
+def test_ratios_in_the_readme_are_those_that_were_measured() -> None:
+    document = json.loads((ROOT / "benchmarks" / "results" / "deployments_cpu.json").read_text())
+    text, best = text_of(ROOT / "README.md"), document["best"]
+    for staleness, theirs in ((0, "colocated"), (1, "disaggregated"), (1, "enable_switch")):
+        ours = best[f"resource_shift_staleness{staleness}"]
+        ratio = document["ratios"][f"{ours} / {best[f'verl_{theirs}']}"]
+        shown = f"{ratio['ratio']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
+        rows = [line for line in text.splitlines() if line.startswith(f"| staleness {staleness} |")]
+        assert any(shown in row for row in rows), f"{theirs}: the README lacks {shown}"
+    fastest = document["deployments"][best["resource_shift_staleness1"]]
+    assert f"busy {fastest['bound_fraction']:.0%} of the time".replace("%", " %") in text
