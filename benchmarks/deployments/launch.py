@@ -21,6 +21,7 @@ from benchmarks.deployments.processes import RunProcesses, machine_usage_s
 from benchmarks.deployments.slots import HeldByBenchmark, HeldByRun, NotPlaced
 from benchmarks.deployments.variants import Variant, overrides
 from benchmarks.deployments.workload import Assets, Workload
+from verl_pivot.config.machine import own_address
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 STEP_FILE = "steps.jsonl"
@@ -119,7 +120,7 @@ class DeploymentRun:
             # trainer_separate_async.py:184 passes an unknown argument to a log call that is only made at INFO, and dies
             "VERL_LOGGING_LEVEL": "WARNING",
             "OMP_NUM_THREADS": "1",
-            "no_proxy": ",".join(filter(None, [kept.get("no_proxy"), loopback, _own_address()])),
+            "no_proxy": ",".join(filter(None, [kept.get("no_proxy"), loopback, own_address() or ""])),
         }
 
     def _wait_for_start(self, process: subprocess.Popen[bytes], started_s: float) -> float:
@@ -216,15 +217,3 @@ class DeploymentRun:
     def _observed(self) -> dict[str, Any] | None:
         reports = list((self._run / "observe").glob("*/report.json"))
         return json.loads(reports[0].read_text()) if reports else None
-
-
-def _own_address() -> str:
-    """The address that Ray gives the node; judges answer there, never through a proxy."""
-    import socket
-
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("10.255.255.255", 1))
-        except OSError:
-            return ""
-        return str(probe.getsockname()[0])

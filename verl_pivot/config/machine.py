@@ -65,12 +65,12 @@ def look_at_machine(config: Mapping[str, Any]) -> Machine:
         store_filesystem=filesystem_type(directory),
         policy=_model(select(config, POLICY_PATH)),
         judge=_model(select(config, JUDGE_PATH)),
-        address=_own_address(),
+        address=own_address(),
         can_draw=importlib.util.find_spec("matplotlib") is not None,
     )
 
 
-def _own_address() -> str | None:
+def own_address() -> str | None:
     """The address that packets to elsewhere would bear; no packet is sent. Ray's way, which names the router."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

@@ -103,6 +103,10 @@ class AdmissionQueue:
             self._inflight[engine_id] -= 1
             self._hand_out()
 
+    def slot_of(self, engine_id: str) -> int | None:
+        """Slot of a registered engine; None for one that is not known, or not any more."""
+        return self._slot_of.get(engine_id)
+
     def is_open(self, engine_id: str) -> bool:
         """Whether the engine's slot is admitted."""
         return engine_id in self._open

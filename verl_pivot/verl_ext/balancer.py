@@ -24,17 +24,15 @@ class ShiftBalancer(GlobalRequestLoadBalancer):
         super().__init__(servers={}, max_cache_size=max_cache_size)
         self.queue = AdmissionQueue()
         self._handles: dict[str, Any] = {}
-        self._all_slots: dict[str, int] = {}
 
     def register(self, server_id: str, handle: Any, slot_id: int, limit: int) -> None:
         """Make a server known. It gets at most ``limit`` requests at a time once its slot is admitted."""
         self._handles[server_id] = handle
-        self._all_slots[server_id] = slot_id
         self.queue.register(server_id, slot_id, limit)
 
     def slot_of_request(self, request_id: str) -> int | None:
         """Slot that the request was last given to."""
-        return self._all_slots.get(self._request_id_to_server.get(request_id, ""))
+        return self.queue.slot_of(self._request_id_to_server.get(request_id, ""))
 
     # ---- verl's protocol ----------------------------------------------------------------------------------------
 

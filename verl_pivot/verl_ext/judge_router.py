@@ -33,7 +33,6 @@ class JudgeRouter(NaiveRouter):
         super().__init__(worker_urls=[], max_connections=0)
         self._config = config
         self.queue = AdmissionQueue()
-        self._slot_of: dict[str, int] = {}
         self.on_suspect: Any = None
         """Awaited with (slot_id, error) when a judge engine could not be reached or failed; when it returns, the
         engine has answered for itself or its slot is out of service."""
@@ -42,9 +41,7 @@ class JudgeRouter(NaiveRouter):
     def register(self, url: str, slot_id: int, limit: int, replaces: str | None = None) -> None:
         """Make a judge server known under ``url`` (``replaces`` is the address of its dead predecessor)."""
         if replaces is not None:
-            self._slot_of.pop(replaces, None)
             self.queue.forget(replaces)
-        self._slot_of[url] = slot_id
         self.queue.register(url, slot_id, limit)
 
     # ---- proxy --------------------------------------------------------------------------------------------------
@@ -115,7 +112,7 @@ class JudgeRouter(NaiveRouter):
             return None
 
     async def _suspect(self, url: str, error: str) -> None:
-        slot_id = self._slot_of.get(url)
+        slot_id = self.queue.slot_of(url)
         logger.warning("judge on slot %s at %s: %s", slot_id, url, error)
         if slot_id is not None and self.queue.is_open(url) and self.on_suspect is not None:
             await self.on_suspect(slot_id, error)
