@@ -155,6 +155,20 @@ async def test_steps_on_a_cpu(
     assert server.engine.calls == calls
 
 
+async def cannot_serve(server: ShiftHttpServer) -> None:
+    with pytest.raises(RuntimeError, match="load a version first"):
+        await server.wake_engine()
+    assert server.engine.calls[-2:] != OPEN
+
+
+async def a_response(server: ShiftHttpServer, monkeypatch: pytest.MonkeyPatch) -> TokenOutput:
+    async def generate(self: vLLMHttpServer, *args: Any, **kwargs: Any) -> TokenOutput:
+        return TokenOutput(token_ids=[1], extra_fields={"global_steps": None})
+
+    monkeypatch.setattr(vLLMHttpServer, "generate", generate)
+    return await server.generate([1], {}, request_id="r")
+
+
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 @pytest.mark.parametrize(
     ("steps", "version"),
@@ -172,12 +186,14 @@ async def test_the_version_is_that_of_the_last_load_if_it_worked(
 ) -> None:
     on(device, monkeypatch)
     await take(server, steps)
-    assert server.served_version() == version
+    server.engine.failing = None
+    server.engine.calls.clear()
     if version is None:
-        server.engine.failing = None
-        with pytest.raises(RuntimeError, match="load a version first"):
-            await server.wake_engine()
-        assert server.engine.calls[-2:] != OPEN
+        await cannot_serve(server)
+    else:
+        await server.wake_engine()
+        assert server.engine.calls[-2:] == OPEN
+        assert (await a_response(server, monkeypatch)).extra_fields["global_steps"] == version
 
 
 async def test_the_workers_of_an_engine_must_agree(server: ShiftHttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +201,7 @@ async def test_the_workers_of_an_engine_must_agree(server: ShiftHttpServer, monk
     server.engine.reported = [4, 3]
     with pytest.raises(RuntimeError, match=r"different versions: \[3, 4\]"):
         await server.load_weights("/v4", 4)
-    assert server.served_version() is None
+    await cannot_serve(server)
 
 
 # ---- sequences --------------------------------------------------------------------------------------------------
