@@ -153,9 +153,11 @@ class Run:
                 engine.freeze()
                 continue
             engine.die()
-            report = self.rng.choice([self.controller.engine_lost, self.controller.suspect, None])
-            if report is not None:
-                report(engine.slot_id, engine.role, "reported")
+            match self.rng.choice(["lost", "suspected", "unseen"]):
+                case "lost":
+                    self.controller.engine_lost(engine.slot_id, engine.role, "reported")
+                case "suspected":
+                    await self.controller.examine(engine.slot_id, engine.role, "reported")
 
     async def watch(self) -> None:
         """The slots' own record must be sound at every moment it can be looked at."""

@@ -56,17 +56,41 @@ def test_a_busy_process_gets_its_share_and_no_more(shares: CpuShares, busy: subp
     require_quota(shares)
     shares.place(1, busy.pid)
     time.sleep(0.1)
-    started_s, used_s, counted_s = time.monotonic(), cpu_s(busy.pid), shares.usage_s(1)
+    started_s, before_s = time.monotonic(), shares.usage_s(1)
+    used_s = cpu_s(busy.pid)
     time.sleep(2.0)
+    used_s = cpu_s(busy.pid) - used_s
+    after_s = shares.usage_s(1)
     wall_s = time.monotonic() - started_s
-    cores = (cpu_s(busy.pid) - used_s) / wall_s
-    assert 0.01 < cores <= 0.55
-    counted_after_s = shares.usage_s(1)
-    assert counted_s is not None and counted_after_s is not None
-    assert (counted_after_s - counted_s) / wall_s == pytest.approx(cores, abs=0.05)
+    assert before_s is not None and after_s is not None
+    assert 0.01 * wall_s < used_s <= 0.55 * wall_s
+    assert used_s - 0.05 <= after_s - before_s <= 0.55 * wall_s, (
+        "the slot's count is of a longer time than the process's"
+    )
     idle_s = shares.usage_s(0)
     assert idle_s is not None and idle_s < 0.05
     assert "0.5 core for each of 2 slots" in shares.describe()
+
+
+def require_no_other_run(name: str) -> None:
+    """All runs' slots together yield to what is outside, so beside another run these get less."""
+    folders = [base / cpu_share.FOLDER for base in {*cpu_share._CgroupV1.bases(), *cpu_share._CgroupV2.bases()}]
+    others = [g.name for folder in folders for g in folder.glob("*.*/slot0") if not g.parent.name.startswith(name)]
+    if others:
+        pytest.skip("slots of another run are on this machine")
+
+
+def part_of(one: subprocess.Popen[bytes], crowd: list[subprocess.Popen[bytes]]) -> float:
+    """Its part of the CPU time that all of them get; a ratio, so that what else the machine does counts for little."""
+    time.sleep(0.5)
+    one_s, crowd_s = cpu_s(one.pid), sum(cpu_s(process.pid) for process in crowd)
+    for _ in range(40):
+        time.sleep(0.5)
+        got_s = cpu_s(one.pid) - one_s
+        all_s = got_s + sum(cpu_s(process.pid) for process in crowd) - crowd_s
+        if all_s > 1.5:
+            return got_s / all_s
+    pytest.skip("the machine is too busy with other work to measure this")
 
 
 def test_slots_yield_to_what_is_outside_them() -> None:
@@ -74,6 +98,7 @@ def test_slots_yield_to_what_is_outside_them() -> None:
     go on beside a stranger of normal priority."""
     shares = CpuShares.create("yield", 2, 0.5)
     require_quota(shares)
+    require_no_other_run("yield")
     core = {min(os.sched_getaffinity(0))}
     spin = "while True: pass"
     command = [sys.executable, "-c", f"import os; os.sched_setaffinity(0, {core}); os.nice(15)\n{spin}"]
@@ -83,16 +108,11 @@ def test_slots_yield_to_what_is_outside_them() -> None:
     try:
         for number, process in enumerate(crowd):
             shares.place(number % 2, process.pid)
-        time.sleep(0.5)
-        before_s = cpu_s(outside.pid)
-        time.sleep(2.0)
-        assert cpu_s(outside.pid) - before_s > 0.4
+        assert part_of(outside, crowd) > 0.15
         outside.kill()
         outside.wait()
         outside = subprocess.Popen(stranger)
-        before_s = sum(cpu_s(process.pid) for process in crowd)
-        time.sleep(2.0)
-        assert sum(cpu_s(process.pid) for process in crowd) - before_s > 0.05
+        assert part_of(outside, crowd) < 0.98
     finally:
         for process in (*crowd, outside):
             process.kill()

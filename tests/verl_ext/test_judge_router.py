@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -62,6 +63,17 @@ async def settle(predicate: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
+def record_suspects(router: JudgeRouter) -> list[tuple[int, str]]:
+    """(slot, error) of each suspicion that the router reports."""
+    suspects = []
+
+    async def suspect(slot_id: int, error: str) -> None:
+        suspects.append((slot_id, error))
+
+    router.on_suspect = suspect
+    return suspects
+
+
 def test_waits_for_a_judge_and_answers_when_one_is_admitted():
     async def scenario():
         async def answer(_):
@@ -91,12 +103,23 @@ def test_fails_with_a_way_out_when_no_judge_comes_in_time():
     asyncio.run(scenario())
 
 
-def test_an_aborted_judgement_is_asked_again_elsewhere():
+def streamed(*finish_reasons: str | None) -> web.Response:
+    """As vLLM answers ``stream: true``; what is read at once may as well arrive at once."""
+    chunks = [json.dumps({"choices": [{"delta": {"content": "v"}, "finish_reason": r}]}) for r in finish_reasons]
+    usage = json.dumps({"choices": [], "usage": {"completion_tokens": 2}})
+    text = "".join(f"data: {event}\n\n" for event in (*chunks, usage, "[DONE]"))
+    return web.Response(text=text, content_type="text/event-stream")
+
+
+@pytest.mark.parametrize(
+    "cut_off", [lambda: completion("verd", finish_reason="abort"), lambda: streamed(None, "abort")]
+)
+def test_an_aborted_judgement_is_asked_again_elsewhere(cut_off: Callable[[], web.Response]):
     async def scenario():
         async def leaves(_):
             router.queue.mask(0)
             router.queue.admit(1)
-            return completion("verd", finish_reason="abort")
+            return cut_off()
 
         async def answers(_):
             return completion("verdict: no")
@@ -159,12 +182,7 @@ def test_an_error_of_a_judge_that_serves_is_passed_on_and_reported():
             return web.json_response({"error": "out of blocks"}, status=500)
 
         async with judge(breaks) as url, serving(JudgeConfig()) as (router, ask):
-            suspects = []
-
-            async def suspect(slot_id, error):
-                suspects.append((slot_id, error))
-
-            router.on_suspect = suspect
+            suspects = record_suspects(router)
             router.register(url, slot_id=2, limit=8)
             router.queue.admit(2)
             assert await ask() == (500, {"error": "out of blocks"})
@@ -186,12 +204,7 @@ def test_an_error_of_a_judge_that_has_left_is_asked_again_elsewhere():
             return completion("verdict: yes")
 
         async with judge(leaves) as first, judge(answers) as second, serving(JudgeConfig()) as (router, ask):
-            suspects = []
-
-            async def suspect(slot_id, _):
-                suspects.append(slot_id)
-
-            router.on_suspect = suspect
+            suspects = record_suspects(router)
             router.register(first, slot_id=0, limit=8)
             router.register(second, slot_id=1, limit=8)
             router.queue.admit(0)
@@ -234,12 +247,7 @@ def test_a_relaunched_judge_takes_the_place_of_its_dead_predecessor():
             return completion("verdict: yes")
 
         async with judge(dies) as old, judge(answers) as new, serving(JudgeConfig()) as (router, ask):
-            suspects = []
-
-            async def suspect(slot_id, _):
-                suspects.append(slot_id)
-
-            router.on_suspect = suspect
+            suspects = record_suspects(router)
             router.register(old, slot_id=0, limit=8)
             router.queue.admit(0)
             status, payload = await asyncio.wait_for(ask(), 5)

@@ -155,6 +155,18 @@ async def test_steps_on_a_cpu(
     assert server.engine.calls == calls
 
 
+async def test_an_engine_that_holds_nobody_knows_what_does_not_pretend_to_sleep(
+    server: ShiftHttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on("cuda", monkeypatch)
+    server.engine.failing = "wake_up"
+    with pytest.raises(RuntimeError, match="out of memory"):
+        await server.load_weights("/v3", 3)
+    server.engine.failing = None
+    with pytest.raises(RuntimeError, match="only end"):
+        await server.sleep_engine()
+
+
 async def cannot_serve(server: ShiftHttpServer) -> None:
     with pytest.raises(RuntimeError, match="load a version first"):
         await server.wake_engine()
@@ -162,11 +174,11 @@ async def cannot_serve(server: ShiftHttpServer) -> None:
 
 
 async def a_response(server: ShiftHttpServer, monkeypatch: pytest.MonkeyPatch) -> TokenOutput:
-    async def generate(self: vLLMHttpServer, *args: Any, **kwargs: Any) -> TokenOutput:
+    async def generate(self: vLLMHttpServer, *args: Any) -> TokenOutput:
         return TokenOutput(token_ids=[1], extra_fields={"global_steps": None})
 
     monkeypatch.setattr(vLLMHttpServer, "generate", generate)
-    return await server.generate([1], {}, request_id="r")
+    return await server.generate([1], {}, "r")
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
@@ -293,7 +305,7 @@ async def test_a_response_has_the_version_it_was_admitted_with_and_its_first_tok
     server._count_tokens()
     await server.load_weights("/v3", 3)
 
-    async def generate(self: ShiftHttpServer, request_id: str) -> TokenOutput:
+    async def generate(self: ShiftHttpServer, prompt_ids: Any, sampling_params: Any, request_id: str) -> TokenOutput:
         for _ in range(2):  # the second token does not count as a first
             clock.now_s += 2
             self.engine.output_processor.process_outputs([step_output(f"{request_id}-0a1b", 1)])
@@ -302,7 +314,7 @@ async def test_a_response_has_the_version_it_was_admitted_with_and_its_first_tok
         return TokenOutput(token_ids=[1, 2], extra_fields={"global_steps": self.global_steps})
 
     monkeypatch.setattr(vLLMHttpServer, "generate", generate)
-    output = await server.generate(request_id="r")
+    output = await server.generate([1], {}, "r")
     assert output.extra_fields["global_steps"] == 3
     assert (await server.load_report())["first_token_s"] == 2.0
     assert (await server.load_report())["first_token_s"] == 0.0

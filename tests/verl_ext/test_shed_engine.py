@@ -17,6 +17,7 @@ from verl_pivot.vllm_ext.engine_args import cpu_engine_kwargs
 distribution.install()
 
 from verl_pivot.verl_ext.server import ShiftHttpServer  # noqa: E402
+from verl_pivot.vllm_ext.sampling import for_token_ids  # noqa: E402
 
 pytestmark = pytest.mark.engine
 
@@ -45,12 +46,15 @@ async def generate(engine: Any, name: str, prompt: list[int], max_tokens: int, s
     from vllm import SamplingParams
     from vllm.inputs import TokensPrompt
 
-    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    wanted = {"temperature": 0, "max_tokens": max_tokens, "ignore_eos": True, "logprobs": 0}
+    params = SamplingParams(**for_token_ids(wanted))
     outputs = []
     async for output in engine.generate(TokensPrompt(prompt_token_ids=prompt), params, request_id=name):
         started.set()
         outputs.append(output)
-    return outputs[-1].outputs[0]
+    last = outputs[-1].outputs[0]
+    assert not last.text and len(last.logprobs) == len(last.token_ids)
+    return last
 
 
 def test_the_sequences_with_fewest_tokens_leave_and_the_others_run_on(engine: Any) -> None:

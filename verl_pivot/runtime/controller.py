@@ -83,7 +83,7 @@ class Controller:
         self._groups = (0, 0)
         self._reason_class: str | None = None
         self._poked = asyncio.Event()
-        self._examined: set[int] = set()
+        self._examinations: dict[int, asyncio.Task[None]] = {}
         self._error: BaseException | None = None
         self._stopped = False
 
@@ -165,27 +165,26 @@ class Controller:
         """The engine's process is known to be gone: its slot fails now, if it serves with it, and recovers."""
         self._lose(LostEngine(self._table[slot_id], role, error, is_dead=True))
 
-    def suspect(self, slot_id: int, role: Role, error: str) -> None:
-        """A client had trouble with this engine: ask the engine itself, at once."""
-        slot = self._table[slot_id]
-        if slot.is_serving(role) and slot_id not in self._examined and not self._stopped:
-            self._examined.add(slot_id)
-            self._tasks.spawn(self._examine(slot, error))
-
     async def examine(self, slot_id: int, role: Role, error: str) -> None:
-        """Like ``suspect``, and returns when the engine has answered or its slot is out of service: a client that
-        asks for another engine then does not get the same dead one."""
+        """A client had trouble with this engine: ask the engine itself, once for all who complain meanwhile.
+
+        Returns when the engine has answered or its slot is out of service: a client that asks for another engine then
+        does not get the same dead one.
+        """
         slot = self._table[slot_id]
-        if slot.is_serving(role) and not self._stopped:
-            await self._examine(slot, error)
+        if not slot.is_serving(role) or self._stopped:
+            return
+        if slot_id not in self._examinations:
+            self._examinations[slot_id] = self._tasks.spawn(self._examine(slot, error))
+        await self._tasks.settle([self._examinations[slot_id]])
 
     async def _examine(self, slot: Slot, suspicion: str) -> None:
         try:
             lost = await self._monitor.ask(slot)
+            if lost is not None:
+                self._lose(replace(lost, error=f"{suspicion}: {lost.error}"))
         finally:
-            self._examined.discard(slot.slot_id)
-        if lost is not None:
-            self._lose(replace(lost, error=f"{suspicion}: {lost.error}"))
+            del self._examinations[slot.slot_id]
 
     def _lose(self, lost: LostEngine) -> None:
         if not self._stopped:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import aiohttp
@@ -119,14 +120,21 @@ class JudgeRouter(NaiveRouter):
 
 
 def _was_aborted(payload: bytes) -> bool:
-    """True for a completion that the engine cut off because its slot leaves."""
+    """True for a completion, streamed or whole, that the engine cut off because its slot leaves."""
     if b'"abort"' not in payload:
         return False
     try:
-        choices = json.loads(payload).get("choices") or []
+        return any(choice.get("finish_reason") == "abort" for answer in _answers(payload) for choice in answer)
     except (ValueError, AttributeError):
         return False
-    return any(choice.get("finish_reason") == "abort" for choice in choices)
+
+
+def _answers(payload: bytes) -> Iterator[list[dict[str, Any]]]:
+    """The choices of each JSON object in it: one, or one for each event of a stream."""
+    events = [line[5:] for line in payload.splitlines() if line.startswith(b"data:")]
+    for event in events or [payload]:
+        if event.strip() != b"[DONE]":
+            yield json.loads(event).get("choices") or []
 
 
 def _as_response(response: aiohttp.ClientResponse, payload: bytes) -> Response:

@@ -17,6 +17,8 @@ from verl.utils.device import get_device_name
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 
+from verl_pivot.vllm_ext.sampling import for_token_ids
+
 logger = logging.getLogger(__name__)
 
 FIRST_TOKEN_WAIT_S = 0.02
@@ -35,6 +37,7 @@ class ShiftHttpServer(vLLMHttpServer):
         super().__init__(*args, **kwargs)
         self._awake = False
         self._weights_resident = False
+        self._half_awake = False
         self._served_version: int | None = None
         self._draining: asyncio.Task[dict[str, Any]] | None = None
         self._was_killed = False
@@ -71,20 +74,21 @@ class ShiftHttpServer(vLLMHttpServer):
         """Replace a dead engine by a new one, asleep. Returns its HTTP (address, port)."""
         self.shutdown_engine()
         self._served_version = None
-        self._was_killed = False
+        self._was_killed = self._half_awake = self._weights_resident = False
         args, kwargs = self._launch_arguments
         await self.launch_server(*args, **kwargs)
         return self.get_server_address()
 
     # ---- generation ---------------------------------------------------------------------------------------------
 
-    async def generate(self, *args: Any, **kwargs: Any) -> TokenOutput:
+    async def generate(
+        self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, **kwargs: Any
+    ) -> TokenOutput:
         """verl's generate; the version is fixed at admission, since a change of version aborts everything first."""
         version = self._served_version
-        request_id = kwargs["request_id"]
         self._arrived_s[request_id] = time.monotonic()
         try:
-            output = await super().generate(*args, **kwargs)
+            output = await super().generate(prompt_ids, for_token_ids(sampling_params), request_id, **kwargs)
         finally:
             self._arrived_s.pop(request_id, None)
         output.extra_fields["global_steps"] = version
@@ -124,7 +128,13 @@ class ShiftHttpServer(vLLMHttpServer):
         return await _abort(self.engine, list(self.engine.output_processor.request_states.items()))
 
     async def sleep_engine(self) -> None:
-        """Free weights and KV; the engine is idle and closed. Idempotent, also after a load or wake that failed."""
+        """Free weights and KV; the engine is idle and closed. Idempotent, also after a load or wake that failed.
+
+        Raises RuntimeError for an engine on a GPU whose weights did not come back whole: what it holds is unknown,
+        and vLLM, to which it is still asleep, would free nothing. Only its end does.
+        """
+        if self._half_awake:
+            raise RuntimeError("getting memory for the weights failed half way; the engine cannot sleep, only end")
         if self._awake:
             await self.engine.sleep(level=2)
         elif get_device_name() == "cpu":
@@ -143,7 +153,9 @@ class ShiftHttpServer(vLLMHttpServer):
         Works asleep (weights come back, KV stays away until ``wake_engine``) and awake but drained.
         """
         if not self._awake and not self._weights_resident and get_device_name() != "cpu":
+            self._half_awake = True
             await self.engine.wake_up(tags=["weights"])
+            self._half_awake = False
         self._weights_resident = True
         self._served_version = None  # a load that fails half way leaves weights of no version
         reported = await self.engine.collective_rpc("pivot_load_version", args=(path, version))
