@@ -69,14 +69,14 @@ def _environment(document: Document) -> str:
 
 def _deployments(document: Document) -> str:
     entries = document["deployments"]
-    parts = [_workload(document), _deployment_table(entries), f"`bound`: {document['bound_definition']}", _OUTSIDE]
+    parts = [_workload(document), _deployment_table(document), f"`bound`: {document['bound_definition']}", _OUTSIDE]
     if document.get("ratios"):
         rows = [[name, _ratio(r), f"{r['as_measured']:.2f}"] for name, r in document["ratios"].items()]
         parts += [
             "How many times as fast the best of each kind is (response tokens a second at equal machine speed; 95% "
             "bootstrap interval over steps; in the last column, what the clock showed):"
         ]
-        parts.append(table(["deployments", "ratio", "as measured"], rows))
+        parts += [table(["deployments", "ratio", "as measured"], rows), _headroom(document)]
     parts += [_staleness(entries), _busy(entries), _roles(entries)]
     parts += [f"- {note}" for note in document.get("notes", [])]
     return "\n\n".join(part for part in parts if part)
@@ -85,7 +85,7 @@ def _deployments(document: Document) -> str:
 _OUTSIDE = (
     "`cores outside`: cores' worth of time that the machine spent on everything that is not held to a slot (engine "
     "front ends, routers, reward workers, Ray, the trainer's driver). Where the slots' shares add up to all cores, "
-    "slots can be busy at best for what this leaves of them."
+    "slots can be busy at best for what this leaves of them. `machine`: all that was used of all cores."
 )
 
 
@@ -104,7 +104,26 @@ def _workload(document: Document) -> str:
     )
 
 
-def _deployment_table(entries: Mapping[str, Any]) -> str:
+def _machine_used(document: Document, entry: Document) -> float:
+    """Part of all cores that was in use in the timed steps."""
+    in_slots = document["share_cores"] * sum(entry["slot_busy_share"])
+    return float((in_slots + entry["outside_cores"]) / document["environment"]["cores"])
+
+
+def _headroom(document: Document) -> str:
+    """What idle time leaves to win against each of verl's deployments that another was compared with."""
+    named = sorted({name.partition(" / ")[2] for name in document["ratios"]})
+    used = {name: _machine_used(document, document["deployments"][name]) for name in named}
+    return (
+        "What is there to win: a deployment that uses this much of the cores, front ends included, leaves room for "
+        + ("this many times its speed and no more, whatever is scheduled how, unless a token costs less CPU time:\n\n")
+        + table(
+            ["deployment", "cores used", "at most"], [[f"`{n}`", f"{u:.0%}", f"{1 / u:.2f}"] for n, u in used.items()]
+        )
+    )
+
+
+def _deployment_table(document: Document) -> str:
     columns = [
         "deployment",
         "tokens/s",
@@ -112,14 +131,16 @@ def _deployment_table(entries: Mapping[str, Any]) -> str:
         "step s (min to max)",
         "slots busy",
         "cores outside",
+        "machine",
         "CPU s per 1,000 tokens",
         "bound",
         "staleness",
     ]
-    return table(columns, [_deployment_row(name, entry) for name, entry in entries.items()])
+    entries = document["deployments"]
+    return table(columns, [_deployment_row(name, e, _machine_used(document, e)) for name, e in entries.items()])
 
 
-def _deployment_row(name: str, entry: Document) -> list[str]:
+def _deployment_row(name: str, entry: Document, machine_used: float) -> list[str]:
     step = entry["step_s"]
     stale = entry["staleness_mean"]
     return [
@@ -129,6 +150,7 @@ def _deployment_row(name: str, entry: Document) -> list[str]:
         f"{step['mean']:.1f} ({step['min']:.1f} to {step['max']:.1f})",
         " ".join(f"{share:.0%}" for share in entry["slot_busy_share"]),
         f"{entry['outside_cores']:.2f}",
+        f"{machine_used:.0%}",
         f"{entry['cpu_s_per_1000_tokens']:.2f}",
         f"{entry['bound_fraction']:.0%}",
         "-" if stale is None else f"{stale:.2f} (at most {entry['staleness_max']:g})",

@@ -43,7 +43,7 @@ def environment() -> dict[str, Any]:
 def new_document(workload: Workload, share: float, steps: int, warmup: int) -> dict[str, Any]:
     return {
         "benchmark": "deployments_cpu",
-        "title": "GRPO with a generative reward model: four deployments on four CPU slots",
+        "title": f"GRPO with a generative reward model: four deployments on four slots of {share:g} core",
         "simulated": False,
         "environment": environment(),
         "workload": workload.describe(),

@@ -14,6 +14,7 @@ from benchmarks.deployments.workload import Workload
 
 def deployments_document() -> dict[str, object]:
     document = results.new_document(Workload(), 0.5, 2, 1)
+    document["environment"]["cores"] = 2
     for variant, wall_s in ((Variant("colocated", 4), 20.0), (SPLITS[0], 16.0), (resource_shift(0, 2), 10.0)):
         steps = [
             StepSample(i, wall_s, wall_s, 1000, (2.0,) * 4, wall_s / 4, staleness_mean=0.0, staleness_max=0)
@@ -25,10 +26,9 @@ def deployments_document() -> dict[str, object]:
 
 def test_deployments_are_rendered_with_figures_and_ratios():
     page = render.render({"deployments_cpu.json": deployments_document()})
-    assert (
-        "| `verl_colocated` | 50 | 50 | 20.0 (20.0 to 20.0) | 20% 20% 20% 20% | 0.25 | 8.00 | 20% | 0.00 (at most 0) |"
-        in page
-    )
+    row = "| 50 | 50 | 20.0 (20.0 to 20.0) | 20% 20% 20% 20% | 0.25 | 32% | 8.00 | 20% | 0.00 (at most 0) |"
+    assert f"| `verl_colocated` {row}" in page
+    assert "| `verl_colocated` | 32% | 3.08 |" in page
     assert "| resource_shift_staleness0_train2 / verl_colocated | 2.00 (2.00 to 2.00) | 2.00 |" in page
     assert "Measured on a real run." in page
     assert "Simulated" not in page.split("## ")[1]
