@@ -8,42 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 
 from verl_pivot.core.costs import DecodeCost, ShiftCosts
 
 
-class Role(str, Enum):
+class Role(StrEnum):
     """What a slot works on. A slot has exactly one role unless it is shifting or failed."""
 
     ROLLOUT = "rollout"
     GENRM = "genrm"
     TRAIN = "train"
 
-    def __str__(self) -> str:
-        return self.value
 
-
-class SlotStatus(str, Enum):
+class SlotStatus(StrEnum):
     """``serving``: has its role. ``shifting``: between two roles. ``failed``: belongs to nobody."""
 
     SERVING = "serving"
     SHIFTING = "shifting"
     FAILED = "failed"
 
-    def __str__(self) -> str:
-        return self.value
 
-
-class LeaseState(str, Enum):
+class LeaseState(StrEnum):
     """The trainer's right to its slots: not wanted, asked for and not yet granted, or held."""
 
     FREE = "free"
     WANTED = "wanted"
     HELD = "held"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True)

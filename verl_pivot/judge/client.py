@@ -136,7 +136,7 @@ class JudgeClient:
             score = await asyncio.wait_for(self._until_scored(state, messages, request), self.deadline_s)
             outcome: Outcome = "scored"
             self.counts[outcome] += 1
-        except asyncio.TimeoutError:
+        except TimeoutError:
             outcome = "deadline"
             score = self._fallback(outcome, f"no verdict within deadline_s={self.deadline_s}", request)
         except _GaveUp as gave_up:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 from dataclasses import dataclass
@@ -50,7 +49,7 @@ async def exchange(
     try:
         async with session.request(method, url, data=body, headers=headers, timeout=timeout) as response:
             content = await response.read()
-    except asyncio.TimeoutError as error:
+    except TimeoutError as error:
         raise ExchangeError(f"no reply within {timeout_s:.1f} s", retryable=True) from error
     except aiohttp.InvalidURL as error:
         raise ExchangeError(f"not a usable URL: {url}", retryable=False) from error

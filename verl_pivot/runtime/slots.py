@@ -9,7 +9,7 @@ memory at the same time.
 from __future__ import annotations
 
 from collections.abc import Iterable, ValuesView
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 from verl_pivot.core.snapshot import Role, SlotStatus
@@ -19,7 +19,7 @@ class SlotError(RuntimeError):
     """A transition that the slot's state does not allow; the message names slot, state and transition."""
 
 
-class EngineState(str, Enum):
+class EngineState(StrEnum):
     """What one engine of a slot does with the slot's memory."""
 
     ASLEEP = "asleep"

@@ -183,7 +183,7 @@ class ControlPlane:
                     await asyncio.wait_for(group.require_alive(), SLEEPER_TIMEOUT_S)
                 except EngineDead as error:
                     self._running().engine_lost(slot_id, role, str(error))
-                except (EngineError, asyncio.TimeoutError):
+                except (TimeoutError, EngineError):
                     continue  # whoever uses the engine next gets this error
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:

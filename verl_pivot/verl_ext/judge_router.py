@@ -97,7 +97,7 @@ class JudgeRouter(NaiveRouter):
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
             await self._suspect(url, f"{type(error).__name__}: {error}")
             return None
-        except asyncio.TimeoutError:
+        except TimeoutError:
             await self._suspect(url, f"no answer within {self._config.request_deadline_s:g} s")
             return JSONResponse(
                 status_code=504,
@@ -109,7 +109,7 @@ class JudgeRouter(NaiveRouter):
         left_s = deadline_s - asyncio.get_running_loop().time()
         try:
             return await asyncio.wait_for(self.queue.acquire(ahead=ahead), left_s)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             return None
 
     async def _suspect(self, url: str, error: str) -> None:
