@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from verl_pivot.config import schema
-from verl_pivot.config.completion import NODE, derived_options
+from verl_pivot.config.completion import derived_options
+from verl_pivot.config.node import NODE
 
 PAGE = Path(__file__).with_name("configuration.md")
 

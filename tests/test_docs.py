@@ -15,9 +15,9 @@ import pytest
 
 from verl_pivot.cli.doctor import compose_verl_config
 from verl_pivot.cli.main import app
-from verl_pivot.config.completion import NODE, valid_keys
 from verl_pivot.config.findings import render
 from verl_pivot.config.layout import layout_findings
+from verl_pivot.config.node import NODE, valid_keys
 from verl_pivot.config.schema import ResourceShiftConfig
 from verl_pivot.judge import JudgeClient
 from verl_pivot.verl_ext.versions import VERL

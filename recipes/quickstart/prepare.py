@@ -9,21 +9,41 @@ import argparse
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from recipes.quickstart.assets import Settings
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a script, outside any package
 
 
+OTHER_DEADLINE_S = 1800.0
+
+
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
-    from recipes.quickstart.assets import Settings, already_made, make_assets
+    from recipes.quickstart.assets import Settings, already_made
+    from verl_pivot.store.locks import lock_within
 
     settings = Settings(options.seed, options.train_prompts, options.val_prompts, options.effort)
-    if already_made(options.out, settings) and not options.force:
-        print(f"{options.out} is up to date")
-        return 0
+    options.out.mkdir(parents=True, exist_ok=True)
+    lock = lock_within(options.out, OTHER_DEADLINE_S)
+    if lock is None:
+        print(f"another process has been filling {options.out} for {OTHER_DEADLINE_S:g} s; end it, or choose --out")
+        return 1
+    try:
+        if already_made(options.out, settings) and not options.force:
+            print(f"{options.out} is up to date")
+            return 0
+        return _make(options, settings)
+    finally:
+        lock.release()
 
+
+def _make(options: argparse.Namespace, settings: Settings) -> int:
     import torch
+
+    from recipes.quickstart.assets import make_assets
 
     torch.set_num_threads(options.threads)
     torch.use_deterministic_algorithms(True)
@@ -66,6 +86,8 @@ class ProgressBars:
 
     def update(self, stage: str, done: int, total: int) -> None:
         if stage not in self._tasks:
+            if not self._progress.console.is_terminal:  # no bars there
+                print(f"{stage} ...", flush=True)
             self._tasks[stage] = self._progress.add_task(stage, total=total)
         self._progress.update(self._tasks[stage], completed=done)
 

@@ -23,14 +23,24 @@ def good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(b"x" * 1000)
-    return [GROUP, CPU, f"actor_rollout_ref.model.path={tmp_path}", "data.train_batch_size=256"]
+    (tmp_path / "data.parquet").touch()
+    data = [f"data.{which}_files={tmp_path / 'data.parquet'}" for which in ("train", "val")]
+    observed = f"trainer.resource_shift.observe.directory={tmp_path / 'runs'}"
+    model = f"actor_rollout_ref.model.path={tmp_path}"
+    return [GROUP, CPU, model, *data, observed, "data.train_batch_size=256"]
+
+
+def output(*arguments: str) -> tuple[int, str]:
+    """Exit code and output of ``verl-pivot`` on a terminal of 80 columns."""
+    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "80"})
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.output
 
 
 def words(*arguments: str) -> tuple[int, str]:
-    """Exit code and output of ``verl-pivot``, table borders and line breaks taken out."""
-    result = CliRunner().invoke(app, list(arguments))
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result.exit_code, " ".join(result.output.replace("│", " ").split())
+    """The same with line breaks taken out."""
+    code, text = output(*arguments)
+    return code, " ".join(text.split())
 
 
 def test_good_configuration(good: list[str]) -> None:
@@ -43,8 +53,67 @@ def test_good_configuration(good: list[str]) -> None:
 def test_errors_are_rows_and_the_exit_code(good: list[str]) -> None:
     code, text = words("doctor", *good, "data.train_batch_size=10", "trainer.resource_shift.planner.name=magic")
     assert code == 1
-    for part in ("batch error data.train_batch_size=10", "planner error", "choose one of harmonic, static"):
+    for part in ("batch error 1 error, see below", "planner error", "reward model warning 1 warning, see below"):
         assert part in text
+    assert text.index("error: data.train_batch_size=10") < text.index("warning: reward.reward_model.enable=False")
+
+
+def test_findings_are_whole_lines_whatever_the_width(good: list[str]) -> None:
+    option = "actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module"
+    code, text = output("doctor", *good, f"{option}={'some_package.' * 5}engine")
+    assert code == 1
+    lines = text.splitlines()
+    shown = lines.index(f"error: {option}={'some_package.' * 5}engine")
+    assert lines[shown + 1].startswith("    follows from trainer.resource_shift and must be verl_pivot.verl_ext.")
+    assert lines[shown + 2] == "    -> leave it out; weights go through the parameter store"
+
+
+@pytest.mark.parametrize(
+    ("override", "guess"),
+    [
+        ("trainer.resource_shift.stalenes=1", "trainer.resource_shift.staleness"),
+        ("trainer.resource_shift.planner.nam=static", "trainer.resource_shift.planner.name"),
+        ("trainer.resource_shift.planer.name=static", "trainer.resource_shift.planner"),
+        ("trainer.resource_shift.drain_s=1", "trainer.resource_shift.shift.drain_s"),
+    ],
+)
+def test_misspelt_option_without_a_plus_is_not_advised_one(override: str, guess: str, good: list[str]) -> None:
+    code, text = words("doctor", *good, override)
+    assert code == 1
+    assert f"error: {override} there is no such option -> did you mean {guess}?" in text
+    assert "To append" not in text
+
+
+def test_missing_files_are_found_before_a_run(good: list[str]) -> None:
+    code, text = words(
+        "doctor",
+        *good,
+        "data.train_files=[/nope/a.parquet,hdfs://there/b.parquet]",
+        "reward.custom_reward_function.path=/nope/reward.py",
+        "trainer.resource_shift.observe.directory=/proc/x",
+    )
+    assert code == 1
+    for option in (
+        "data.train_files=/nope/a.parquet",
+        "reward.custom_reward_function.path=/nope/reward.py",
+        "trainer.resource_shift.observe.directory=/proc/x",
+    ):
+        assert f"error: {option}" in text
+    assert text.count("error: ") == 3
+
+
+def test_leftovers_of_another_mode_are_found_in_one_round(good: list[str]) -> None:
+    left_over = [
+        "trainer.v1.trainer_mode=separate_async",
+        "trainer.v1.separate_async.parameter_sync_step=2",
+        "trainer.v1.separate_async.num_warmup_batches=2",
+        "trainer.v1.separate_async.hybrid_rollout.enable_switch=true",
+        "trainer.v1.sampler.max_off_policy_threshold=5",
+        "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl",
+    ]
+    code, text = words("doctor", *good, *left_over)
+    assert code == 1
+    assert [option for option in left_over if f"error: {option.split('=')[0]}=" not in text] == []
 
 
 def test_wrong_switch_stops_at_the_switch(good: list[str]) -> None:
@@ -101,5 +170,6 @@ def test_load_imports_verl_and_sees_the_plugin() -> None:
     assert (run.returncode, "loaded whole" in run.stdout) == (0, True), run.stdout + run.stderr
 
 
-def test_version() -> None:
-    assert words("version") == (0, __version__)
+@pytest.mark.parametrize("form", ["version", "--version"])
+def test_version(form: str) -> None:
+    assert words(form) == (0, __version__)

@@ -191,6 +191,20 @@ def test_one_error_with_the_option_and_the_way_out(
             f"{RS}.observe.timeline_png",
             "matplotlib is not installed",
         ),
+        (
+            "gpu",
+            replace(GPU_MACHINE, observe_obstacle="/x is not a folder"),
+            "error",
+            f"{RS}.observe.directory",
+            "cannot be made: /x is not a folder",
+        ),
+        (
+            "gpu",
+            replace(GPU_MACHINE, store_obstacle="/x is not a folder"),
+            "error",
+            f"{RS}.store.directory",
+            "cannot be made: /x is not a folder",
+        ),
         ("gpu", replace(GPU_MACHINE, environ={"http_proxy": "http://p"}), "warning", "no_proxy", "judge at 10.1.2.3"),
         (
             "gpu",
@@ -285,6 +299,12 @@ def test_machine_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert machine.judge == ModelOnDisk(str(judge), True, True, True, 12345)
     assert machine.cores >= 1 and machine.environ["VERL_PLATFORM"] == "cpu"
     assert machine.store_free_bytes is not None and machine.store_free_bytes > 0
+    assert (machine.observe_obstacle, machine.store_obstacle) == (None, None)
+    (tmp_path / "not").touch()
+    nested = {"resource_shift": {"observe": {"directory": "/proc/x"}, "store": {"directory": str(tmp_path / "not")}}}
+    obstructed = look_at_machine({"trainer": nested})
+    assert obstructed.observe_obstacle == "/proc is on proc, where no folder can be made"
+    assert obstructed.store_obstacle == f"{tmp_path / 'not'} is not a folder"
 
 
 @pytest.mark.parametrize(

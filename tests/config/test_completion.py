@@ -13,12 +13,14 @@ from verl_pivot.config.completion import (
     complete,
     is_requested,
     resource_shift_config,
-    valid_keys,
 )
 from verl_pivot.config.lookup import to_plain
+from verl_pivot.config.node import valid_keys
 from verl_pivot.config.schema import ResourceShiftConfig
 
 RS = "trainer.resource_shift"
+ASYNC = "trainer.v1.separate_async"
+MINI = "mini_batches_per_step"
 
 
 def completed(*overrides: str) -> DictConfig:
@@ -72,17 +74,39 @@ def test_completing_twice_changes_nothing() -> None:
         ((GROUP, f"+{RS}.interval_s=1"), f"{RS}.interval_s", f"did you mean {RS}.planner.interval_s"),
         ((GROUP, f"+{RS}.qqqqqq=1"), f"{RS}.qqqqqq", "options here: enable, staleness"),
         ((f"+{RS}.enabel=true",), f"{RS}.enabel", f"did you mean {RS}.enable"),
-        ((GROUP, f"{RS}.staleness=soon"), f"{RS}.staleness", "description"),
-        ((GROUP, f"{RS}.staleness=1.5"), f"{RS}.staleness", "description"),
-        ((GROUP, f"{RS}.staleness=null"), f"{RS}.staleness", "description"),
-        ((GROUP, f"{RS}.enable=maybe"), f"{RS}.enable", "description"),
-        ((GROUP, f"{RS}.planner=harmonic"), f"{RS}.planner", "description"),
+        (
+            (GROUP, f"{RS}.staleness=soon"),
+            f"{RS}.staleness",
+            f"set {RS}.staleness to a whole number, such as 0 (the default)",
+        ),
+        (
+            (GROUP, f"{RS}.staleness=1.5"),
+            f"{RS}.staleness",
+            f"set {RS}.staleness to a whole number, such as 0 (the default)",
+        ),
+        (
+            (GROUP, f"{RS}.staleness=null"),
+            f"{RS}.staleness",
+            f"set {RS}.staleness to a whole number, such as 0 (the default)",
+        ),
+        (
+            (GROUP, f"{RS}.enable=maybe"),
+            f"{RS}.enable",
+            f"set {RS}.enable to true or false, such as false (the default)",
+        ),
+        ((GROUP, f"{RS}.planner=harmonic"), f"{RS}.planner", f"such as {RS}.planner.name"),
+        ((GROUP, f"{RS}.planner.margin=wide"), f"{RS}.planner.margin", "to a number, such as 0.05 (the default)"),
+        ((GROUP, f"{RS}.planner.name=null"), f"{RS}.planner.name", "to a text, such as harmonic (the default)"),
         ((f"+{RS}=on_please",), RS, f"+{RS}=true"),
         ((f"+{RS}.enable=true", "trainer.v1.trainer_mode=separate_async"), "trainer.v1.trainer_mode", "leave"),
         ((f"+{RS}.enable=true", "trainer.v1.trainer_mode=sync"), "trainer.v1.trainer_mode", "leave"),
-        ((GROUP, "trainer.v1.trainer_mode=sync"), "trainer.v1.trainer_mode", f"{RS}.enable=false"),
+        ((GROUP, "trainer.v1.trainer_mode=sync"), "trainer.v1.trainer_mode", f"to switch off, remove {GROUP}"),
         (("trainer.v1.trainer_mode=resource_shift",), "trainer.v1.trainer_mode", GROUP),
-        ((GROUP, f"{RS}.enable=false"), "trainer.v1.trainer_mode", "remove +resource_shift@_global_=pivot"),
+        ((GROUP, f"{RS}.enable=false"), f"{RS}.enable", f"remove {GROUP}"),
+        ((GROUP, f"{RS}.enable=false", "trainer.v1.trainer_mode=separate_async"), f"{RS}.enable", f"remove {GROUP}"),
+        ((GROUP, f"{ASYNC}.parameter_sync_step=2"), f"{ASYNC}.parameter_sync_step", f"{RS}.train.{MINI}=2"),
+        ((GROUP, f"{ASYNC}.parameter_sync_step=4"), f"{ASYNC}.parameter_sync_step", f"{RS}.train.{MINI}=4"),
+        ((GROUP, f"{ASYNC}.num_warmup_batches=1"), f"{ASYNC}.num_warmup_batches", f"{RS}.staleness says"),
         (("+resource_shift=pivot",), "+resource_shift", GROUP),
         (("+resource_shift.enable=true",), "+resource_shift", GROUP),
         (
@@ -111,6 +135,16 @@ def test_wrong_requests_name_the_option_and_the_way_out(
     assert [finding.option for finding in findings] == [option]
     assert findings[0].severity == "error"
     assert in_way_out in findings[0].way_out
+
+
+def test_leftovers_that_say_the_same_are_fine() -> None:
+    completed(GROUP, f"{RS}.train.{MINI}=2", f"{ASYNC}.parameter_sync_step=2")
+    completed(GROUP, f"{RS}.staleness=1", f"{ASYNC}.num_warmup_batches=1")
+
+
+def test_leftover_of_a_configuration_built_by_hand_is_told_by_its_value() -> None:
+    config, _ = composed(GROUP, f"{ASYNC}.parameter_sync_step=2")
+    assert [finding.option for finding in complete(config)] == [f"{ASYNC}.parameter_sync_step"]
 
 
 def test_own_value_equal_to_the_derived_one_is_fine() -> None:

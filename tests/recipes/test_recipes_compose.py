@@ -67,10 +67,14 @@ def test_checks_find_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_doctor_finds_no_error_in_what_the_recipe_prints(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_finds_no_error_in_what_the_recipe_prints(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for variable in ("VERL_PLATFORM", "http_proxy", "HTTP_PROXY"):  # of whoever runs the tests
         monkeypatch.delenv(variable, raising=False)
-    config, invocation = composed(name)
+    rows = tmp_path / "rows.parquet"
+    rows.touch()
+    config, invocation = composed(name, f"data.train_files={rows}", f"data.val_files={rows}")
     findings = [finding for row in examine(config, invocation, {}) for finding in row.findings]
     assert errors_of(findings) == []
 
@@ -81,6 +85,16 @@ def test_four_slots_of_two_gpus_as_the_readmes_say(name: str) -> None:
     assert layout is not None
     assert [slot.pool for slot in layout.slots] == ["train", "train", "rollout", "genrm"]
     assert (layout.gpus_per_slot, layout.rollout_replicas_per_slot, layout.judge_replicas_per_slot) == (2, 2, 1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_all_gpus_may_train_as_the_readme_says(name: str) -> None:
+    readme = (RECIPES.parent / "README.md").read_text()
+    all_of_them = re.search(r"give training all of them\s+\(`([^`]+)`\)", readme)
+    assert all_of_them is not None
+    subject = subject_of(completed(name, *all_of_them[1].split()), NODE)
+    assert run_checks(subject) == [] and subject.layout is not None
+    assert [slot.pool for slot in subject.layout.slots] == ["train"] * 4
 
 
 @pytest.mark.parametrize("name", NAMES)

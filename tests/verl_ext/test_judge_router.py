@@ -131,6 +131,7 @@ def test_an_aborted_judgement_is_asked_again_elsewhere(cut_off: Callable[[], web
             status, payload = await ask()
             assert status == 200 and payload["choices"][0]["message"]["content"] == "verdict: no"
             assert router.resubmitted == 1
+            assert (router.take_resubmitted(), router.take_resubmitted()) == (1, 0)
 
     asyncio.run(scenario())
 

@@ -46,5 +46,19 @@ def test_a_busy_worker_is_alive_and_a_killed_one_is_named(local_ray: None) -> No
             time.sleep(0.05)
 
 
+def test_a_worker_that_could_not_be_made_says_why(local_ray: None) -> None:
+    class Worker:
+        def __init__(self) -> None:
+            raise FileNotFoundError("no reward.py here")
+
+    watch = WorkerWatch({"reward worker 0": ray.remote(Worker).options(num_cpus=0).remote()})
+    until_s = time.monotonic() + 20
+    with pytest.raises(RuntimeError, match=r"reward worker 0 could not be set up: .*no reward\.py here") as raised:
+        while time.monotonic() < until_s:
+            watch.check()
+            time.sleep(0.05)
+    assert "checkpoint" not in str(raised.value)
+
+
 def test_nothing_to_watch_is_fine(local_ray: None) -> None:
     WorkerWatch({}).check()

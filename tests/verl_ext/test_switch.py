@@ -33,6 +33,7 @@ def composed_off() -> DictConfig:
 def model(tmp_path: Path) -> str:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(b"x")
+    (tmp_path / "data.parquet").touch()
     return str(tmp_path)
 
 
@@ -44,6 +45,8 @@ def config(composed: DictConfig, model: str, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.delenv(name, raising=False)
     config = copy.deepcopy(composed)
     OmegaConf.update(config, "actor_rollout_ref.model.path", model)
+    for option in ("data.train_files", "data.val_files"):
+        OmegaConf.update(config, option, f"{model}/data.parquet")
     OmegaConf.update(config, "data.train_batch_size", 256)
     return config
 

@@ -25,6 +25,7 @@ def main_ppo(directory: Path, *overrides: str, **environ: str) -> subprocess.Com
     ("overrides", "texts"),
     [
         ([GROUP, CPU, "+trainer.resource_shift.stalness=1"], ["did you mean trainer.resource_shift.staleness?"]),
+        ([GROUP, CPU, "trainer.resource_shift.stalnes=1"], ["did you mean trainer.resource_shift.staleness?"]),
         (["+trainer.resource_shift=true", "trainer.v1.trainer_mode=sync"], ["leave trainer.v1.trainer_mode out"]),
         (["+resource_shift=pivot", CPU], [f"write {GROUP}"]),
     ],

@@ -207,6 +207,13 @@ FRAGMENTS = [
     (_TRAINER, "PPOTrainer._init_resource_pool_mgr", 'resource_pool_spec["reward_pool"] = reward_pool'),
     (_TRAINER, "PPOTrainer._setup", "LLMServerManager.create_empty(config=self.config)"),
     (_TRAINER, "PPOTrainer.step", 'tag.get("is_padding", False)'),
+    ("trainer/ppo/reward.py", "resolve_reward_manager_cls", "object_name=reward_manager_cfg.name"),
+    (
+        "trainer/ppo/reward.py",
+        "get_custom_reward_fn",
+        "load_extern_object(module_path=module_path, object_name=fn_name)",
+    ),
+    ("utils/import_utils.py", "load_module", "if not os.path.exists(module_path)"),
     ("utils/debug/metrics.py", "calculate_debug_metrics", '"training/rollout_probs_diff_max"'),
     ("workers/engine_workers.py", "ActorRolloutRefWorker.init_model", "is_master=(torch.distributed.get_rank() == 0)"),
     ("workers/engine_workers.py", "ActorRolloutRefWorker.init_model", "bucket_size=bucket_size, **engine_kwargs"),

@@ -1,4 +1,4 @@
-"""``verl-pivot doctor``: the checks that a run makes before Ray starts, as a table. Imports neither verl nor Ray."""
+"""``verl-pivot doctor``: the checks that a run makes before Ray starts. Imports neither verl nor Ray."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from verl_pivot.config.completion import RIGHT_FORM, Invocation, is_requested
+from verl_pivot.config.completion import Invocation, is_requested
 from verl_pivot.config.findings import errors_of
+from verl_pivot.config.node import RIGHT_FORM, misspelt_overrides
 from verl_pivot.verl_ext.switch import Row, environment_rows, examine
 
 _PLUGIN = "verl_pivot.plugin"
@@ -26,26 +28,27 @@ _POLICY = "VERL_USE_EXTERNAL_PLUGINS"
 
 
 def run_doctor(overrides: list[str], config_name: str = "ppo_trainer", load: bool = False) -> int:
-    """Print the table; returns the exit code: 1 when anything is wrong, else 0.
+    """Print what was checked and found; returns the exit code: 1 when anything is wrong, else 0.
 
     Args:
         overrides: what would be given to ``python -m verl.trainer.main_ppo``; empty looks at the installation alone.
         load: import verl, so that failures of the plugin's parts show up.
     """
-    console = Console(width=None if Console().is_terminal else 140)
+    console = Console()
     failures = plugin_failures(load)
+    plugin_text = "loaded whole" if load else "installed; --load tries it"
+    misspelt = misspelt_overrides(overrides)
+    if misspelt:
+        return _show(console, [*environment_rows(failures, plugin_text), Row("switch", "", tuple(misspelt))])
     try:
         config, invocation = compose_verl_config(overrides, config_name)
     except (HydraException, OmegaConfBaseException, FileNotFoundError) as cause:
-        console.print(Text(f"The configuration cannot be composed: {cause}", style="red"))
+        console.print(Text(f"The configuration cannot be composed: {cause}", style="red"), soft_wrap=True)
         return 1
-    plugin_text = "loaded whole" if load else "installed; --load tries it"
     if is_requested(config, invocation):
-        rows = examine(config, invocation, failures, plugin_text)
-    else:
-        rows = [*environment_rows(failures, plugin_text), Row("switch", f"off; {RIGHT_FORM} turns it on", ())]
-    console.print(table_of(rows))
-    return 1 if errors_of(finding for row in rows for finding in row.findings) else 0
+        return _show(console, examine(config, invocation, failures, plugin_text))
+    off = Row("switch", f"off; {RIGHT_FORM} turns it on", ())
+    return _show(console, [*environment_rows(failures, plugin_text), off])
 
 
 def compose_verl_config(overrides: list[str], config_name: str) -> tuple[DictConfig, Invocation]:
@@ -85,17 +88,32 @@ def plugin_failures(load: bool) -> dict[str, str]:
     return dict(importlib.import_module(_PLUGIN).failures)
 
 
+def _show(console: Console, rows: list[Row]) -> int:
+    """Print the table and below it every finding; returns the exit code."""
+    console.print(table_of(rows))
+    findings = [finding for row in rows for finding in row.findings]
+    for finding in sorted(findings, key=lambda finding: finding.severity != "error"):
+        text = Text(str(finding))
+        text.stylize(_STYLES[finding.severity], 0, len(finding.severity))
+        # not wrapped by us: an option or a way out that is broken into lines cannot be copied
+        console.print(text, soft_wrap=True)
+    return 1 if errors_of(findings) else 0
+
+
+_STYLES = {"error": "red", "warning": "yellow", "ok": "green"}
+
+
 def table_of(rows: list[Row]) -> Table:
-    """One line per check, or per finding where a check found something."""
-    table = Table(title="verl-pivot doctor", title_justify="left", show_lines=True)
-    for column, ratio in (("check", 2), ("status", 1), ("detail", 6), ("way out", 5)):
-        table.add_column(column, ratio=ratio, overflow="fold")
+    """One line per check."""
+    table = Table(box=box.SIMPLE_HEAD, title="verl-pivot doctor", title_justify="left", pad_edge=False)
+    for column in ("check", "status"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("detail", overflow="fold")
     for row in rows:
-        if not row.findings:
-            table.add_row(row.check, Text("ok", style="green"), Text(row.text), "")
-        for finding in row.findings:
-            style = "red" if finding.severity == "error" else "yellow"
-            shown = finding.option if finding.value is None else f"{finding.option}={finding.value}"
-            detail = Text(f"{shown}\n{finding.problem}")
-            table.add_row(row.check, Text(finding.severity, style=style), detail, Text(finding.way_out))
+        errors = len(errors_of(row.findings))
+        status = "error" if errors else "warning" if row.findings else "ok"
+        counts = ((errors, "error"), (len(row.findings) - errors, "warning"))
+        found = ", ".join(f"{count} {what}{'s' if count > 1 else ''}" for count, what in counts if count)
+        detail = f"{found}, see below" if found else row.text
+        table.add_row(row.check, Text(status, style=_STYLES[status]), Text(detail))
     return table

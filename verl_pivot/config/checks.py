@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from verl_pivot.config import checks_batch, checks_features, checks_machine
+from verl_pivot.config import checks_batch, checks_features, checks_files, checks_machine
 from verl_pivot.config.findings import ConfigRefused, Finding
 from verl_pivot.config.layout import layout_findings, layout_from_config
 from verl_pivot.config.machine import Machine
@@ -47,6 +47,8 @@ CHECKS: tuple[Check, ...] = (
     Check("features", checks_features.unsupported, lambda s: "nothing unsupported is switched on"),
     Check("planner", checks_features.planner, lambda s: str(s.get("trainer.resource_shift.planner.name"))),
     Check("reward model", checks_features.reward_model, lambda s: str(s.get("reward.reward_model.model_path"))),
+    Check("reward code", checks_files.reward_code, lambda s: "files that are named are there"),
+    Check("data", checks_files.data_files, lambda s: "files that are named are there"),
     Check("engine memory", checks_features.engine_memory, lambda s: "engines and trainer can give their memory back"),
     Check("batch", checks_batch.batch, checks_batch.batch_text),
     Check("micro batches", checks_batch.micro_batches, lambda s: "divide the mini-batch"),
@@ -55,7 +57,7 @@ CHECKS: tuple[Check, ...] = (
     Check("ray", checks_machine.ray_gpus, checks_machine.ray_text),
     Check("platform", checks_machine.platform, lambda s: str(s.get("trainer.device"))),
     Check("proxy", checks_machine.proxy, lambda s: "the judge is reached directly"),
-    Check("observe", checks_machine.drawing, lambda s: str(s.get("trainer.resource_shift.observe.directory"))),
+    Check("observe", checks_files.observe, lambda s: str(s.get("trainer.resource_shift.observe.directory"))),
 )
 
 

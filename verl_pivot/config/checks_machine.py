@@ -75,6 +75,10 @@ def _trains_in_fp32(subject: Subject) -> bool:
 def store(subject: Subject) -> list[Finding]:
     """The store's directory is in memory and large enough."""
     directory = str(subject.get(STORE_DIRECTORY))
+    obstacle = subject.machine.store_obstacle
+    if obstacle is not None:
+        way_out = f"set {STORE_DIRECTORY} to a folder of a tmpfs that can be written to, such as /dev/shm/verl_pivot"
+        return [error(STORE_DIRECTORY, directory, f"cannot be made: {obstacle}", way_out)]
     findings = []
     kind = subject.machine.store_filesystem
     if kind not in (None, "tmpfs", "ramfs"):
@@ -171,14 +175,6 @@ def _covers(exception: str, address: str) -> bool:
         return ip_address(address) in ip_network(exception)
     except ValueError:  # a host name, or nothing
         return False
-
-
-def drawing(subject: Subject) -> list[Finding]:
-    """The timeline can be drawn at the end of the run."""
-    option = f"{_RS}.observe.timeline_png"
-    if subject.get(option, True) and not subject.machine.can_draw:
-        return [warning(option, True, "matplotlib is not installed", f"pip install matplotlib, or set {option}=false")]
-    return []
 
 
 def _gib(size: int) -> str:

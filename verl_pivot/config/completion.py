@@ -8,23 +8,22 @@ changed in place; knows nothing of verl.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, get_type_hints
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
 
 from verl_pivot.config.findings import Finding, error
+from verl_pivot.config.node import NODE, RIGHT_FORM, typed_node
 from verl_pivot.config.schema import ResourceShiftConfig
 
-NODE = "trainer.resource_shift"
 MODE = "resource_shift"
 MODE_OPTION = "trainer.v1.trainer_mode"
 BACKEND = "pivot_store"
 BACKEND_MODULE = "verl_pivot.verl_ext.checkpoint_engine"
-RIGHT_FORM = "+resource_shift@_global_=pivot"
+_GROUP = "resource_shift@_global_"
+_HOW_TO_SWITCH_OFF = f"remove {RIGHT_FORM} or {NODE}.enable from the command line"
 _ENGINE = "actor_rollout_ref.rollout.checkpoint_engine"
 _SAMPLER = "trainer.v1.sampler"
 
@@ -54,21 +53,23 @@ def is_requested(config: DictConfig, invocation: Invocation = Invocation()) -> b
 
 
 def complete(config: DictConfig, invocation: Invocation = Invocation()) -> list[Finding]:
-    """Complete ``config`` in place; returns what stands in the way (the tree is then only partly completed)."""
+    """Complete ``config`` in place; returns what stands in the way.
+
+    Where the node itself is wrong or off, the tree is left as it is; ``completed`` tells.
+    """
     findings = _form_findings(config, invocation)
     if findings:
         return findings
-    node, findings = _typed_node(OmegaConf.select(config, NODE))
+    node, findings = typed_node(OmegaConf.select(config, NODE))
     if findings:
         return findings
     findings = _switch_findings(config, node, invocation)
-    if findings:
-        return findings
     if not node["enable"]:
-        return []
+        return findings
     _set(config, NODE, node)
     derived = derived_options(node)
-    findings = _conflicts(config, derived, invocation)
+    findings += _conflicts(config, derived, invocation)
+    findings += _left_over(config, node, invocation)
     for option, value in derived.items():
         _set(config, option, value)
     return findings
@@ -100,100 +101,21 @@ def _form_findings(config: DictConfig, invocation: Invocation) -> list[Finding]:
     ]
 
 
-def _typed_node(value: Any) -> tuple[dict[str, Any], list[Finding]]:
-    """The node merged into the schema, as a plain dict with every default; or what is wrong with it."""
-    if value is None:
-        value = {}
-    elif isinstance(value, bool):
-        value = {"enable": value}
-    elif isinstance(value, DictConfig):
-        value = OmegaConf.to_container(value, resolve=True)
-    if not isinstance(value, Mapping):
-        return {}, [error(NODE, value, "is neither a switch nor a mapping", f"write +{NODE}=true or {RIGHT_FORM}")]
-    findings = list(_unknown_keys(value, ResourceShiftConfig, NODE))
-    findings += _wrong_types(value, ResourceShiftConfig, NODE)
-    if findings:
-        return {}, findings
-    merged = OmegaConf.merge(OmegaConf.structured(ResourceShiftConfig), value)
-    plain = OmegaConf.to_container(merged)
-    assert isinstance(plain, dict)
-    return {str(key): child for key, child in plain.items()}, []
-
-
-def valid_keys(schema: type) -> list[str]:
-    """Dotted names of all options below ``schema``."""
-    names: list[str] = []
-    for name, hint in _children(schema):
-        names.append(name)
-        if is_dataclass(hint):
-            names += [f"{name}.{below}" for below in valid_keys(hint)]  # type: ignore[arg-type]
-    return names
-
-
-def _children(schema: type) -> list[tuple[str, Any]]:
-    hints = get_type_hints(schema)
-    return [(field.name, hints[field.name]) for field in fields(schema)]
-
-
-def _unknown_keys(value: Mapping[Any, Any], schema: type, prefix: str) -> Iterable[Finding]:
-    known = dict(_children(schema))
-    for key, child in value.items():
-        name = str(key)
-        if name not in known:
-            yield error(f"{prefix}.{name}", child, "there is no such option", _closest(prefix, name, known))
-        elif is_dataclass(known[name]) and isinstance(child, Mapping):
-            yield from _unknown_keys(child, known[name], f"{prefix}.{name}")
-
-
-def _closest(prefix: str, name: str, known: Mapping[str, Any]) -> str:
-    """The best guess: a sibling of like name, else an option anywhere whose last part is like it."""
-    siblings = difflib.get_close_matches(name, list(known), n=1)
-    if siblings:
-        return f"did you mean {prefix}.{siblings[0]}?"
-    everywhere = valid_keys(ResourceShiftConfig)
-    last_parts = {option.rsplit(".", 1)[-1]: option for option in everywhere}
-    anywhere = difflib.get_close_matches(name, list(last_parts), n=1)
-    if anywhere:
-        return f"did you mean {NODE}.{last_parts[anywhere[0]]}?"
-    return f"options here: {', '.join(known)}"
-
-
-def _wrong_types(value: Mapping[Any, Any], schema: type, prefix: str) -> list[Finding]:
-    findings = []
-    for name, hint in _children(schema):
-        if name not in value:
-            continue
-        child = value[name]
-        if is_dataclass(hint) and isinstance(child, Mapping):
-            findings += _wrong_types(child, hint, f"{prefix}.{name}")  # type: ignore[arg-type]
-        elif is_dataclass(hint) or not _fits(schema, name, child):
-            wanted = "a mapping" if is_dataclass(hint) else f"of type {hint.__name__}"
-            findings.append(error(f"{prefix}.{name}", child, f"must be {wanted}", "see the option's description"))
-    return findings
-
-
-def _fits(schema: type, name: str, value: Any) -> bool:
-    if value is None:
-        return False
-    try:
-        OmegaConf.update(OmegaConf.structured(schema), name, value)
-    except (OmegaConfBaseException, ValueError):
-        return False
-    return True
-
-
 def _switch_findings(config: DictConfig, node: Mapping[str, Any], invocation: Invocation) -> list[Finding]:
-    """The switch and verl's trainer mode must say the same."""
+    """The switch, the config group and verl's trainer mode must say the same."""
     mode = OmegaConf.select(config, MODE_OPTION)
     if node["enable"]:
         if mode != MODE and (mode != "sync" or invocation.explicit(MODE_OPTION)):
             problem = f"{NODE}.enable=true, but another trainer mode was chosen, in which it would have no effect"
-            return [error(MODE_OPTION, mode, problem, f"leave {MODE_OPTION} out, or set {NODE}.enable=false")]
+            return [error(MODE_OPTION, mode, problem, f"leave {MODE_OPTION} out; to switch off, {_HOW_TO_SWITCH_OFF}")]
         return []
+    if _GROUP in (invocation.choices or {}):
+        problem = f"{RIGHT_FORM} switches on; off with it, parts of what it sets would stay"
+        return [error(f"{NODE}.enable", False, problem, f"to switch off, remove {RIGHT_FORM} from the command line")]
     if mode == MODE:
         problem = f"this trainer mode needs {NODE}.enable=true"
-        way_out = f"leave {NODE}.enable at true; to switch off, remove {RIGHT_FORM} from the command line"
-        return [error(MODE_OPTION, mode, problem, way_out)]
+        way_out = f"leave {NODE}.enable at true; to switch on, write {RIGHT_FORM}"
+        return [error(MODE_OPTION, mode, problem, f"{way_out}, and to switch off, {_HOW_TO_SWITCH_OFF}")]
     return []
 
 
@@ -203,11 +125,29 @@ def _conflicts(config: DictConfig, derived: Mapping[str, Any], invocation: Invoc
     for option, wanted in derived.items():
         current = OmegaConf.select(config, option)
         foreign_backend = option.endswith(".backend") and current not in (None, "naive", BACKEND)
-        if current != wanted and (foreign_backend or invocation.explicit(option)):
+        if option == MODE_OPTION or current == wanted:  # a wrong mode is told of with the switch
+            continue
+        if foreign_backend or invocation.explicit(option):
             problem = f"follows from {NODE} and must be {wanted}"
             findings.append(
                 error(option, current, problem, f"leave it out; {_SOURCE.get(option, 'it is set for you')}")
             )
+    return findings
+
+
+def _left_over(config: DictConfig, node: Mapping[str, Any], invocation: Invocation) -> list[Finding]:
+    """Options of verl's ``separate_async`` that have no effect here, and a counterpart that says something else."""
+    findings = []
+    mini_batches, staleness = node["train"]["mini_batches_per_step"], node["staleness"]
+    for name, default, counterpart, ours, way_out in (
+        ("parameter_sync_step", 4, f"{NODE}.train.mini_batches_per_step", mini_batches, "replace it by {}={}"),
+        ("num_warmup_batches", 1, f"{NODE}.staleness", staleness, "leave it out; {} says how far rollout runs ahead"),
+    ):
+        option = f"trainer.v1.separate_async.{name}"
+        value = OmegaConf.select(config, option, default=default)
+        if value != ours and (value != default or invocation.explicit(option)):
+            problem = f"is an option of another trainer mode and has no effect here, where {counterpart}={ours}"
+            findings.append(error(option, value, problem, way_out.format(counterpart, value)))
     return findings
 
 
@@ -231,6 +171,12 @@ def _set(config: DictConfig, option: str, value: Any) -> None:
             node = node[key]
     with open_dict(node):
         node[last] = value
+
+
+def completed(config: DictConfig) -> bool:
+    """Whether the node of ``config`` is whole and switched on, so that everything else can be checked."""
+    node, findings = typed_node(OmegaConf.select(config, NODE))
+    return not findings and bool(node["enable"]) and OmegaConf.select(config, MODE_OPTION) == MODE
 
 
 def enabled(config: DictConfig) -> bool:

@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from verl_pivot.config.files import NamedFile, folder_obstacle, named_files
 from verl_pivot.config.lookup import select
 
 POLICY_PATH = "actor_rollout_ref.model.path"
 JUDGE_PATH = "reward.reward_model.model_path"
 STORE_DIRECTORY = "trainer.resource_shift.store.directory"
+OBSERVE_DIRECTORY = "trainer.resource_shift.observe.directory"
 _ENVIRONMENT = ("VERL_PLATFORM", "http_proxy", "HTTP_PROXY", "no_proxy", "NO_PROXY", "RAY_ADDRESS")
 _WEIGHT_SUFFIXES = (".safetensors", ".bin")
 
@@ -50,14 +52,22 @@ class Machine:
     """This machine's own address, at which the judge's router listens; None where it cannot be told."""
     can_draw: bool = True
     """matplotlib is installed."""
+    files: tuple[NamedFile, ...] = ()
+    """Files of this machine that options name."""
+    observe_obstacle: str | None = None
+    """Why a run's outputs cannot be written where they are to go."""
+    store_obstacle: str | None = None
+    """Why the parameter store cannot be made where it is to be."""
 
 
 def look_at_machine(config: Mapping[str, Any]) -> Machine:
     """Read cores, environment, the store's file system and the sizes of the model files named by a plain config.
 
-    Called in the driver before Ray starts, and by the doctor. Reads only file metadata, never weights.
+    Called in the driver before Ray starts, and by the doctor. Reads file metadata and the files of the reward code,
+    never weights, and writes nothing.
     """
     directory = Path(str(select(config, STORE_DIRECTORY, "/dev/shm")))
+    observed = Path(str(select(config, OBSERVE_DIRECTORY, "."))) / str(select(config, "trainer.experiment_name", ""))
     return Machine(
         cores=len(os.sched_getaffinity(0)),
         environ={name: os.environ[name] for name in _ENVIRONMENT if os.environ.get(name)},
@@ -67,6 +77,9 @@ def look_at_machine(config: Mapping[str, Any]) -> Machine:
         judge=_model(select(config, JUDGE_PATH)),
         address=own_address(),
         can_draw=importlib.util.find_spec("matplotlib") is not None,
+        files=tuple(named_files(config, os.environ)),
+        observe_obstacle=folder_obstacle(observed.absolute(), filesystem_type(observed)),
+        store_obstacle=folder_obstacle(directory.absolute(), filesystem_type(directory)),
     )
 
 

@@ -73,8 +73,12 @@ _OUTCOME_MEANING = {
 
 def _quality_rows(table: Table, report: Report) -> None:
     if report["accuracy_first"] is not None and report["accuracy_last"] is not None:
-        change = f"{report['accuracy_first']:.3f} -> {report['accuracy_last']:.3f}"
-        table.add_row("accuracy", change, "truly right responses, mean of the first and of the last 3 steps")
+        first, last = f"{report['accuracy_first']:.3f}", f"{report['accuracy_last']:.3f}"
+        if report["steps"] > 3:
+            meaning = "truly right responses, mean of the first and of the last 3 steps"
+            table.add_row("accuracy", f"{first} -> {last}", meaning)
+        else:
+            table.add_row("accuracy", last, "truly right responses, mean of all steps")
     rewards = [reward for reward in report["reward"] if reward is not None]
     if rewards:
         table.add_row("reward", f"{rewards[0]:.3f} -> {rewards[-1]:.3f}", "mean reward of the first and last step")
@@ -82,7 +86,9 @@ def _quality_rows(table: Table, report: Report) -> None:
         table.add_row("judge agreement", f"{report['judge_agreement']:.0%}", "judge's verdicts that match the truth")
     if report["probs_diff_max"] is not None:
         meaning = "largest difference of a token's probability, rollout against trainer"
-        table.add_row("probs diff", f"{report['probs_diff_max']:.4f}", meaning)
+        if report["config"].get("staleness"):
+            meaning += ", which is newer where staleness > 0"
+        table.add_row("probs diff", f"{report['probs_diff_max']:.1e}", meaning)
 
 
 def _publish_meaning(report: Report) -> str:

@@ -235,7 +235,7 @@ class ControlPlane:
         """``resource_shift/*`` scalars since the last call."""
         values = self._metrics.collect(self._log.now_s())
         if self._router is not None:
-            values["resource_shift/judge_requests_resubmitted"] = float(self._router.resubmitted)
+            values["resource_shift/judge_requests_resubmitted"] = float(self._router.take_resubmitted())
         return values
 
     # ---- verl's balancer protocol (verl/workers/rollout/router.py) -----------------------------------------------

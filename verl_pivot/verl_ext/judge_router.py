@@ -38,12 +38,18 @@ class JudgeRouter(NaiveRouter):
         """Awaited with (slot_id, error) when a judge engine could not be reached or failed; when it returns, the
         engine has answered for itself or its slot is out of service."""
         self.resubmitted = 0
+        self._resubmitted_told = 0
 
     def register(self, url: str, slot_id: int, limit: int, replaces: str | None = None) -> None:
         """Make a judge server known under ``url`` (``replaces`` is the address of its dead predecessor)."""
         if replaces is not None:
             self.queue.forget(replaces)
         self.queue.register(url, slot_id, limit)
+
+    def take_resubmitted(self) -> int:
+        """Requests sent again to another judge since the last call."""
+        new, self._resubmitted_told = self.resubmitted - self._resubmitted_told, self.resubmitted
+        return new
 
     # ---- proxy --------------------------------------------------------------------------------------------------
 

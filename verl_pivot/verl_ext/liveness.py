@@ -35,14 +35,18 @@ class WorkerWatch:
             try:
                 ray.get(call)
             except ray.exceptions.RayActorError as error:
-                raise RuntimeError(
-                    f"resource_shift: {name} is gone, and the prompts it worked on with it; resume from the last "
-                    f"checkpoint ({error})"
-                ) from error
+                raise RuntimeError(f"resource_shift: {_what_happened(name, error)}") from error
             self._call(name)
 
     def _call(self, name: str) -> None:
         self._calls[self._workers[name].__ray_call__.remote(_nothing)] = name
+
+
+def _what_happened(name: str, error: ray.exceptions.RayActorError) -> str:
+    if error.actor_init_failed:
+        cause = str(error).strip().splitlines()[-1]
+        return f"{name} could not be set up: {cause} (the whole error is above); mend that and start again"
+    return f"{name} is gone, and the prompts it worked on with it; resume from the last checkpoint ({error})"
 
 
 def _nothing(_: object) -> None:

@@ -16,10 +16,11 @@ from typing import Any
 from omegaconf import DictConfig
 
 from verl_pivot.config.checks import CHECKS, subject_of
-from verl_pivot.config.completion import Invocation, complete, enabled, is_requested
+from verl_pivot.config.completion import Invocation, complete, completed, enabled, is_requested, resource_shift_config
 from verl_pivot.config.findings import Finding, error, errors_of, render
 from verl_pivot.config.lookup import to_plain
 from verl_pivot.config.machine import look_at_machine
+from verl_pivot.verl_ext.interrupt import explain_interrupts
 from verl_pivot.verl_ext.versions import VERL, verl_findings, vllm_findings
 from verl_pivot.vllm_ext.versions import installed_version as installed_vllm
 
@@ -48,7 +49,7 @@ def examine(
     if not enabled(config) and not found:
         return [switch]
     rows = [*environment_rows(failures, plugin_text), switch]
-    if errors_of(found):
+    if not completed(config):
         return rows
     plain = to_plain(config)
     subject = subject_of(plain, look_at_machine(plain))
@@ -77,6 +78,7 @@ def check_before_ray(config: DictConfig, failures: Mapping[str, str], invocation
         raise SystemExit(render(findings))
     if findings:
         logger.warning(render(findings))
+    explain_interrupts(config, resource_shift_config(config))
 
 
 def hydra_invocation() -> Invocation:

@@ -119,7 +119,7 @@ class PPOTrainerResourceShift(PPOTrainer):
         try:
             super().fit(agent_loop_manager)
             outcome = "finished"
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):  # Ray ends its workers with SIGTERM when the driver is interrupted
             outcome = "interrupted"
             raise
         finally:
