@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -100,6 +101,23 @@ def test_missing_files_are_found_before_a_run(good: list[str]) -> None:
     ):
         assert f"error: {option}" in text
     assert text.count("error: ") == 3
+
+
+def test_second_run_in_a_folder_is_found_before_it_starts(good: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "mine"
+    folder.mkdir(parents=True)
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        code, text = words("doctor", *good, "trainer.experiment_name=mine")
+    assert code == 1 and text.count("error: ") == 1
+    assert f"error: trainer.experiment_name=mine another run is writing to {folder} -> give this one another" in text
+    assert words("doctor", *good, "trainer.experiment_name=mine")[0] == 0
+
+
+def test_sizes_of_nothing_are_findings(good: list[str]) -> None:
+    option = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+    code, text = words("doctor", *good, f"{option}=0")
+    assert (code, f"error: {option}=0" in text) == (1, True)
 
 
 def test_leftovers_of_another_mode_are_found_in_one_round(good: list[str]) -> None:

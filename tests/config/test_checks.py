@@ -200,6 +200,13 @@ def test_one_error_with_the_option_and_the_way_out(
         ),
         (
             "gpu",
+            replace(GPU_MACHINE, run_folder_in_use=Path("/runs/mine")),
+            "error",
+            "trainer.experiment_name",
+            "another run is writing to /runs/mine",
+        ),
+        (
+            "gpu",
             replace(GPU_MACHINE, store_obstacle="/x is not a folder"),
             "error",
             f"{RS}.store.directory",

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -95,7 +96,11 @@ def test_completing_twice_changes_nothing() -> None:
             f"set {RS}.enable to true or false, such as false (the default)",
         ),
         ((GROUP, f"{RS}.planner=harmonic"), f"{RS}.planner", f"such as {RS}.planner.name"),
-        ((GROUP, f"{RS}.planner.margin=wide"), f"{RS}.planner.margin", "to a number, such as 0.05 (the default)"),
+        (
+            (GROUP, f"{RS}.planner.margin=wide"),
+            f"{RS}.planner.margin",
+            "to a finite number, such as 0.05 (the default)",
+        ),
         ((GROUP, f"{RS}.planner.name=null"), f"{RS}.planner.name", "to a text, such as harmonic (the default)"),
         ((f"+{RS}=on_please",), RS, f"+{RS}=true"),
         ((f"+{RS}.enable=true", "trainer.v1.trainer_mode=separate_async"), "trainer.v1.trainer_mode", "leave"),
@@ -135,6 +140,21 @@ def test_wrong_requests_name_the_option_and_the_way_out(
     assert [finding.option for finding in findings] == [option]
     assert findings[0].severity == "error"
     assert in_way_out in findings[0].way_out
+
+
+@pytest.mark.parametrize("value", ["nan", ".nan", ".inf", "-.inf"])
+def test_every_number_is_finite(value: str) -> None:
+    defaults = ResourceShiftConfig()
+    options = [
+        f"{RS}.{key}"
+        for key in valid_keys(ResourceShiftConfig)
+        if isinstance(functools.reduce(getattr, key.split("."), defaults), float)
+    ]
+    assert f"{RS}.planner.margin" in options
+    config, invocation = composed(GROUP, *(f"{option}={value}" for option in options))
+    findings = complete(config, invocation)
+    assert [finding.option for finding in findings] == options
+    assert {finding.problem for finding in findings} == {"must be a finite number"}
 
 
 def test_leftovers_that_say_the_same_are_fine() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import fcntl
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,8 @@ from typing import Any
 import pytest
 from config_cases import MACHINE, found, put
 
-from verl_pivot.config.files import folder_obstacle, module_names, named_files
+from verl_pivot.config.files import RUN_LOCK, folder_in_use, folder_obstacle, module_names, named_files
+from verl_pivot.config.machine import look_at_machine
 
 FUNCTION, MANAGER = "reward.custom_reward_function", "reward.reward_manager"
 REWARD = "def compute_score():\n    pass\n"
@@ -137,3 +139,27 @@ def test_folder_that_cannot_be_made(path: str, filesystem: str | None, obstacle:
 def test_folder_that_others_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write everywhere
     assert folder_obstacle(tmp_path / "x", "ext4") == f"{tmp_path} cannot be written to"
+
+
+def test_folder_that_a_run_writes_to(tmp_path: Path) -> None:
+    assert not folder_in_use(tmp_path / "not_yet")
+    assert not folder_in_use(tmp_path)
+    (tmp_path / RUN_LOCK).touch()
+    assert not folder_in_use(tmp_path)
+    with (tmp_path / RUN_LOCK).open() as opened:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        assert folder_in_use(tmp_path)
+        fcntl.flock(opened, fcntl.LOCK_SH)
+        assert not folder_in_use(tmp_path), "another that only looks"
+    with (tmp_path / RUN_LOCK).open() as opened:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a look lets go of it
+    assert [path.name for path in tmp_path.iterdir()] == [RUN_LOCK]
+
+
+def test_machine_knows_the_folder_that_a_run_writes_to(tmp_path: Path) -> None:
+    config = {"trainer": {"experiment_name": "mine", "resource_shift": {"observe": {"directory": str(tmp_path)}}}}
+    (tmp_path / "mine").mkdir()
+    assert look_at_machine(config).run_folder_in_use is None
+    with (tmp_path / "mine" / RUN_LOCK).open("w") as opened:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        assert look_at_machine(config).run_folder_in_use == tmp_path / "mine"

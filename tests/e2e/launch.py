@@ -178,8 +178,13 @@ class Run:
 
     def actor_pid(self) -> int:
         """The process of the actor worker on global rank 0, the one that publishes."""
-        found = [pid for pid, line in processes.of_session(self.process.pid).items() if line.startswith("ray::Worker")]
-        assert len(found) == 1, f"actor workers: {found}"
+        return self.ray_actor_pid("WorkerDict")
+
+    def ray_actor_pid(self, name: str) -> int:
+        """The process of the only Ray actor whose class is called so."""
+        of_run = processes.of_session(self.process.pid)
+        found = [pid for pid, line in of_run.items() if line.startswith(f"ray::{name}")]
+        assert len(found) == 1, f"{name}: {found}"
         return found[0]
 
     # ---- the end ------------------------------------------------------------------------------------------------

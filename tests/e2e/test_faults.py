@@ -79,6 +79,17 @@ def test_actor_killed(start_run: Callable[..., Run], assets: Assets) -> None:
     run.assert_gone()
 
 
+def test_queue_killed(start_run: Callable[..., Run], assets: Assets) -> None:
+    """verl asks TransferQueue without a deadline: the run must end all the same, and say what is gone."""
+    run = start_run({**overrides(assets, rollout_slots=1), "trainer.total_training_steps": 50})
+    run.wait_load("rollout", step=1)
+    os.kill(run.ray_actor_pid("TransferQueueController"), signal.SIGKILL)
+    assert run.wait_end(deadline_s=90) != 0
+    assert "the TransferQueue controller is gone" in run.log()
+    assert (run.report()["outcome"], run.report()["lost"]) == ("failed", None)
+    run.assert_gone()
+
+
 @pytest.fixture
 def small_tmpfs(tmp_path: Path) -> Iterator[Path]:
     """A tmpfs with room for three versions of the toy policy, the judge and a little more."""

@@ -317,6 +317,21 @@ def test_suspicion_is_checked_with_the_engine() -> None:
     assert "slot 0 rollout engine" in failed["error"]
 
 
+def test_whoever_waits_is_told_where_slots_and_requests_are() -> None:
+    async def main(bench: Bench) -> None:
+        idle = bench.controller.whereabouts()
+        assert "every slot has its role" in idle and "agent loops or reward functions" in idle
+        bench.submit(6, work_s=50.0)
+        bench.world.engines[2, ROLLOUT].script["load"].append("hang")
+        moving = asyncio.ensure_future(bench.move({2: ROLLOUT}))
+        await asyncio.sleep(0.4)
+        busy = bench.controller.whereabouts()
+        assert "slot 2" in busy and "rollout runs 6 and 0 wait" in busy and "agent loops" not in busy
+        moving.cancel()
+
+    on_bench(main)
+
+
 def test_an_engine_lost_in_its_sleep_costs_nothing_until_it_is_needed() -> None:
     async def main(bench: Bench) -> None:
         bench.world.engines[0, GENRM].die()

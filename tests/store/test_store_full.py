@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from verl_pivot.store import ParameterStore, StoreFull, capacity
 
 LARGE = dict(tensors=6, elements=350_000)  # 8 MiB
 SAYS = (
-    r"version 2 of model 'policy' .*needs [\d.,]+ MiB more, but -?[\d.,]+ MiB are free.*version 1 is still served.*"
+    r"version 2 of model 'policy' .*needs [\d.,]+ \w+ more, but [\d.,]+ \w+ are free.*version 1 is still served.*"
     r"store\.directory.*store\.keep_versions \(now 2"
 )
 
@@ -79,3 +80,22 @@ def test_versions_let_go_meanwhile_make_room(small_tmpfs: Path) -> None:
         reader.close()
         store.publish("policy", 3, filled(3, **size))
         assert store.versions("policy") == [3]
+
+
+@pytest.mark.parametrize(
+    ("needed_bytes", "free_bytes", "says"),
+    [
+        (100, 0, "needs 100 bytes more, but 0 bytes are free beyond the reserve of 1.0 MiB"),
+        (MIB // 2, 1280 * 1024, "needs 512.0 KiB more, but 256.0 KiB are free"),
+        (3 * MIB // 2, MIB + 2, "needs 1.5 MiB more, but 2 bytes are free"),
+        (2048 * MIB, 2 * MIB, "needs 2,048.0 MiB more, but 1.0 MiB are free"),
+    ],
+)
+def test_sizes_are_told_in_a_unit_that_shows_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, needed_bytes: int, free_bytes: int, says: str
+) -> None:
+    monkeypatch.setattr(capacity, "free_bytes", lambda _: free_bytes)
+    room = capacity.Room(tmp_path, store_config(tmp_path, reserve_bytes=MIB), "version 2 of model 'policy'", 1)
+    with pytest.raises(StoreFull, match=re.escape(says)) as raised:
+        room.check(needed_bytes)
+    assert raised.value.free_bytes == free_bytes - MIB

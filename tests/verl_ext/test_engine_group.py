@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 pytest.importorskip("ray")
@@ -119,6 +123,22 @@ async def test_killing_goes_on_after_a_front_end_that_is_gone() -> None:
     dead, alive = Handle(kill_engine=ActorDiedError()), Handle()
     await group_of(dead, alive).kill()
     assert alive.asked == [("kill_engine",)]
+
+
+async def test_engines_whose_front_end_is_gone_are_ended_with_all_they_started() -> None:
+    """Nobody else would: on a GPU they would hold memory that the next role needs."""
+    code = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])"
+    engine = subprocess.Popen([sys.executable, "-c", f"{code}; time.sleep(600)"])
+    worker: list[psutil.Process] = []
+    async with asyncio.timeout(20):
+        while not worker:
+            await asyncio.sleep(0.02)
+            worker = psutil.Process(engine.pid).children()
+    group = group_of(Handle(engine_pids=[engine.pid], kill_engine=ActorDiedError()))
+    assert await group.pids() == [engine.pid]
+    await group.kill()
+    assert engine.wait(timeout=5) == -signal.SIGKILL
+    assert not worker[0].is_running() or worker[0].status() == psutil.STATUS_ZOMBIE
 
 
 @pytest.mark.parametrize(

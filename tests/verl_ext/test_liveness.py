@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 
 import pytest
 
 ray = pytest.importorskip("ray")
 
-from verl_pivot.verl_ext.liveness import WorkerWatch  # noqa: E402
+from verl_pivot.verl_ext.liveness import WatchedCalls, WorkerWatch  # noqa: E402
 
 pytestmark = pytest.mark.contract
 
@@ -62,3 +64,34 @@ def test_a_worker_that_could_not_be_made_says_why(local_ray: None) -> None:
 
 def test_nothing_to_watch_is_fine(local_ray: None) -> None:
     WorkerWatch({}).check()
+
+
+def test_transfer_queue_keeps_the_handles_of_its_actors_where_they_are_looked_for() -> None:
+    interface = pytest.importorskip("transfer_queue.interface")
+    assert interface._TQ_CONTROLLER is None and interface._TQ_STORAGE is None
+    close, start = inspect.getsource(interface.close), inspect.getsource(interface.init)
+    assert "_TQ_CONTROLLER = TransferQueueController.options(" in start
+    assert "for key, value in _TQ_STORAGE.items():" in close and "storage_handles = list(value.values())" in close
+
+
+def test_a_wait_without_deadline_ends_when_it_is_in_vain() -> None:
+    def check() -> None:
+        if time.monotonic() > started_s + 0.2:
+            raise RuntimeError("the queue is gone")
+
+    handler = signal.getsignal(signal.SIGUSR1)
+    started_s = time.monotonic()
+    with pytest.raises(RuntimeError, match="the queue is gone"), WatchedCalls(check, interval_s=0.05):
+        Future().result()
+    assert time.monotonic() - started_s < 5.0
+    assert signal.getsignal(signal.SIGUSR1) is handler
+
+
+def test_what_ends_by_itself_is_not_disturbed() -> None:
+    checks: list[float] = []
+    with WatchedCalls(lambda: checks.append(time.monotonic()), interval_s=0.01) as watched:
+        time.sleep(0.1)
+    assert checks and watched.found is None
+    so_far = len(checks)
+    time.sleep(0.05)
+    assert len(checks) == so_far, "still checking"

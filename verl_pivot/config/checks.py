@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from verl_pivot.config import checks_batch, checks_features, checks_files, checks_machine
+from verl_pivot.config import checks_batch, checks_counts, checks_features, checks_files, checks_machine
 from verl_pivot.config.findings import ConfigRefused, Finding
 from verl_pivot.config.layout import layout_findings, layout_from_config
 from verl_pivot.config.machine import Machine
@@ -50,6 +50,7 @@ CHECKS: tuple[Check, ...] = (
     Check("reward code", checks_files.reward_code, lambda s: "files that are named are there"),
     Check("data", checks_files.data_files, lambda s: "files that are named are there"),
     Check("engine memory", checks_features.engine_memory, lambda s: "engines and trainer can give their memory back"),
+    Check("counts", checks_counts.counts, lambda s: "at least one of each"),
     Check("batch", checks_batch.batch, checks_batch.batch_text),
     Check("micro batches", checks_batch.micro_batches, lambda s: "divide the mini-batch"),
     Check("models", checks_machine.models, checks_machine.models_text),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from verl_pivot.config.findings import Finding, error
 from verl_pivot.config.subject import Subject
 
@@ -72,17 +74,19 @@ def micro_batches(subject: Subject) -> list[Finding]:
 
 
 def data_parallel_ranks(subject: Subject) -> int:
-    """Training ranks that get different data; 0 where the sizes do not work out (verl reports that itself)."""
+    """Training ranks that get different data; 0 where the sizes do not work out (said elsewhere, or by verl itself)."""
     gpus = int(subject.get("trainer.nnodes", 0)) * int(subject.get("trainer.n_gpus_per_node", 0))
+    shared = math.prod(int(subject.get(option, 1)) for option in data_sharing_sizes(subject))
+    return gpus // shared if gpus > 0 and shared > 0 and gpus % shared == 0 else 0
+
+
+def data_sharing_sizes(subject: Subject) -> list[str]:
+    """Options of the parallel sizes whose ranks train on the same data."""
     actor = "actor_rollout_ref.actor"
     if subject.get(f"{actor}.strategy") == "megatron":
         sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
-        shared = 1
-        for size in sizes:
-            shared *= int(subject.get(f"{actor}.megatron.{size}", 1))
-    else:
-        shared = int(subject.get(f"{actor}.ulysses_sequence_parallel_size", 1))
-    return gpus // shared if gpus % shared == 0 else 0
+        return [f"{actor}.megatron.{size}" for size in sizes]
+    return [f"{actor}.ulysses_sequence_parallel_size"]
 
 
 def _nearest(value: int, step: int) -> int:

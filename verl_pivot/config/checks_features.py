@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from verl_pivot.config.findings import Finding, error, warning
-from verl_pivot.config.schema import MIN_SHARD_BYTES
+from verl_pivot.config.schema import MIN_KV_CACHE_BYTES, MIN_SHARD_BYTES
 from verl_pivot.config.subject import Subject
 
 PLANNERS = ("harmonic", "static")
@@ -104,10 +104,15 @@ def planner(subject: Subject) -> list[Finding]:
         value = subject.get(f"{_RS}.{option}", 1)
         if value <= 0:
             findings.append(error(f"{_RS}.{option}", value, "must be larger than 0", "leave it out for the default"))
-    shard_bytes = subject.get(f"{_RS}.store.shard_bytes", MIN_SHARD_BYTES)
-    if shard_bytes < MIN_SHARD_BYTES:
-        problem = f"must be at least {MIN_SHARD_BYTES} bytes"
-        findings.append(error(f"{_RS}.store.shard_bytes", shard_bytes, problem, "leave it out for the default"))
+    for option, least in _AT_LEAST_BYTES.items():
+        value = subject.get(f"{_RS}.{option}", least)
+        if value < least:
+            problem = f"must be at least {least} bytes"
+            findings.append(error(f"{_RS}.{option}", value, problem, "leave it out for the default"))
+    for option, most in _AT_MOST.items():
+        value = subject.get(f"{_RS}.{option}", most)
+        if value > most:
+            findings.append(error(f"{_RS}.{option}", value, f"must be at most {most}", "leave it out for the default"))
     return [*findings, *_combinations(subject)]
 
 
@@ -137,6 +142,9 @@ _AT_LEAST_ZERO = (
     "planner.genrm_floor",
     "store.reserve_bytes",
 )
+_AT_LEAST_BYTES = {"store.shard_bytes": MIN_SHARD_BYTES, "engine.kv_cache_bytes": MIN_KV_CACHE_BYTES}
+_AT_MOST = {"staleness": 1000, "train.poll_interval_s": 60.0}
+"""Far above what could be meant."""
 _POSITIVE = (
     "slots.cpu_share",
     "planner.interval_s",
@@ -151,7 +159,6 @@ _POSITIVE = (
     "judge.request_deadline_s",
     "train.poll_interval_s",
     "train.lease_deadline_s",
-    "engine.kv_cache_bytes",
     "engine.stats_interval_s",
 )
 

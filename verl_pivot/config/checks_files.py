@@ -7,7 +7,7 @@ import os
 
 from verl_pivot.config.files import DATA_FILES, REWARD_FUNCTION, REWARD_MANAGER, NamedFile
 from verl_pivot.config.findings import Finding, error, warning
-from verl_pivot.config.machine import OBSERVE_DIRECTORY
+from verl_pivot.config.machine import EXPERIMENT_NAME, OBSERVE_DIRECTORY
 from verl_pivot.config.subject import Subject
 
 _OBJECT_OF = {
@@ -61,14 +61,32 @@ def _python(subject: Subject, file: NamedFile) -> list[Finding]:
 
 
 def observe(subject: Subject) -> list[Finding]:
-    """What is written about a run can be written, and the timeline can be drawn at its end."""
-    findings = []
-    if subject.machine.observe_obstacle is not None:
-        problem = f"cannot be made: {subject.machine.observe_obstacle}"
-        way_out = f"set {OBSERVE_DIRECTORY} to a folder that can be written to, such as outputs/resource_shift"
-        findings.append(error(OBSERVE_DIRECTORY, subject.get(OBSERVE_DIRECTORY), problem, way_out))
+    """What is written about a run has a folder of its own, and the timeline can be drawn at its end."""
+    findings = _run_folder(subject)
     option = "trainer.resource_shift.observe.timeline_png"
     if subject.get(option, True) and not subject.machine.can_draw:
         way_out = f"pip install matplotlib, or set {option}=false"
         findings.append(warning(option, True, "matplotlib is not installed", way_out))
     return findings
+
+
+def _run_folder(subject: Subject) -> list[Finding]:
+    name, machine = subject.get(EXPERIMENT_NAME), subject.machine
+    if name is None or not _is_below(str(name)):
+        problem = f"must be the name of a folder inside {OBSERVE_DIRECTORY}: what is written about the run goes there"
+        return [error(EXPERIMENT_NAME, name, problem, f"name the run, such as {EXPERIMENT_NAME}=my_run")]
+    if machine.observe_obstacle is not None:
+        problem = f"cannot be made: {machine.observe_obstacle}"
+        way_out = f"set {OBSERVE_DIRECTORY} to a folder that can be written to, such as outputs/resource_shift"
+        return [error(OBSERVE_DIRECTORY, subject.get(OBSERVE_DIRECTORY), problem, way_out)]
+    if machine.run_folder_in_use is not None:
+        problem = f"another run is writing to {machine.run_folder_in_use}"
+        way_out = f"give this one another {EXPERIMENT_NAME}, or another {OBSERVE_DIRECTORY}"
+        return [error(EXPERIMENT_NAME, name, problem, way_out)]
+    return []
+
+
+def _is_below(path: str) -> bool:
+    """Whether a path that is put behind a folder leads to another one inside of it."""
+    normal = os.path.normpath(path)
+    return not os.path.isabs(normal) and normal.split(os.sep)[0] not in (os.curdir, os.pardir)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from ipaddress import ip_address, ip_network
 
 from verl_pivot.config.findings import Finding, error, warning
@@ -74,7 +75,11 @@ def _trains_in_fp32(subject: Subject) -> bool:
 
 def store(subject: Subject) -> list[Finding]:
     """The store's directory is in memory and large enough."""
-    directory = str(subject.get(STORE_DIRECTORY))
+    directory = str(subject.get(STORE_DIRECTORY, ""))
+    if not os.path.isabs(directory):
+        problem = "must be an absolute path: weights are to be in memory, not below the working directory"
+        way_out = f"set {STORE_DIRECTORY} to a folder of a tmpfs, such as /dev/shm/verl_pivot"
+        return [error(STORE_DIRECTORY, directory, problem, way_out)]
     obstacle = subject.machine.store_obstacle
     if obstacle is not None:
         way_out = f"set {STORE_DIRECTORY} to a folder of a tmpfs that can be written to, such as /dev/shm/verl_pivot"
@@ -140,7 +145,7 @@ def _cpu_strategy(subject: Subject) -> list[Finding]:
 
 def _cores(subject: Subject) -> list[Finding]:
     share = float(subject.get(f"{_RS}.slots.cpu_share", MIN_CPU_SHARE))
-    if share < MIN_CPU_SHARE or share > subject.machine.cores:
+    if not MIN_CPU_SHARE <= share <= subject.machine.cores:
         problem = f"a slot can have from {MIN_CPU_SHARE} to {subject.machine.cores} cores of this machine"
         return [error(f"{_RS}.slots.cpu_share", share, problem, "use a share in between, such as 0.5")]
     slots = len(subject.layout.slots) if subject.layout is not None else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import fcntl
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from verl_pivot.config.lookup import select
 REWARD_FUNCTION = "reward.custom_reward_function"
 REWARD_MANAGER = "reward.reward_manager"
 DATA_FILES = ("data.train_files", "data.val_files")
+RUN_LOCK = ".lock"
+"""File that a run keeps locked in the folder of its outputs."""
 # their folders look writable to root, and nothing can be made in them
 _PSEUDO_FILESYSTEMS = frozenset({"proc", "sysfs", "cgroup", "cgroup2", "devpts", "securityfs", "debugfs", "tracefs"})
 
@@ -115,3 +118,23 @@ def folder_obstacle(folder: Path, filesystem: str | None) -> str | None:
     if not os.access(nearest, os.W_OK | os.X_OK):
         return f"{nearest} cannot be written to"
     return None
+
+
+def folder_in_use(folder: Path) -> bool:
+    """Whether a run that goes on writes to ``folder``: it keeps a file there locked. Makes nothing.
+
+    The lock is asked for shared, so that two that look do not disturb each other, and let go at once.
+    """
+    try:
+        opened = os.open(folder / RUN_LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return False  # nothing has run there
+    try:
+        fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False  # a file system without locks
+    finally:
+        os.close(opened)
+    return False

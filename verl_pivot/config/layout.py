@@ -24,6 +24,7 @@ RoleName = Literal["train", "rollout", "genrm"]
 _ROLLOUT = "actor_rollout_ref.rollout"
 _JUDGE = "reward.reward_model"
 _GPUS_PER_SLOT = "trainer.resource_shift.slots.gpus_per_slot"
+_SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "data_parallel_size")
 
 
 @dataclass(frozen=True)
@@ -80,9 +81,14 @@ class Layout:
 @dataclass(frozen=True)
 class _Pool:
     role: RoleName
-    option: str
+    prefix: str
+    """Where its options are."""
     nnodes: int
     gpus_per_node: int
+
+    @property
+    def option(self) -> str:
+        return f"{self.prefix}.n_gpus_per_node"
 
     @property
     def gpus(self) -> int:
@@ -110,7 +116,8 @@ def layout_from_config(config: Mapping[str, Any]) -> Layout:
 
 def layout_findings(config: Mapping[str, Any]) -> list[Finding]:
     """Everything that keeps ``layout_from_config`` from cutting slots."""
-    findings = _replica_findings(config)
+    findings = _size_findings(config) or _replica_findings(config)
+    findings += _empty_pool_findings(config)
     pools = _pools(config)
     if not pools or pools[0].role != "train":
         value = f"{select(config, 'trainer.nnodes', 0)} x {select(config, 'trainer.n_gpus_per_node', 0)}"
@@ -129,9 +136,8 @@ def layout_findings(config: Mapping[str, Any]) -> list[Finding]:
 
 def replica_gpus(config: Mapping[str, Any], rollout: str) -> int:
     """GPUs of one inference replica: tensor x pipeline x data parallel size of the rollout config at ``rollout``."""
-    sizes = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "data_parallel_size")
     product = 1
-    for size in sizes:
+    for size in _SIZES:
         product *= int(select(config, f"{rollout}.{size}", 1))
     return product
 
@@ -155,16 +161,31 @@ def _gpus_per_slot(config: Mapping[str, Any]) -> int:
 
 
 def _pools(config: Mapping[str, Any]) -> list[_Pool]:
+    return [pool for pool in _named_pools(config) if pool.nnodes > 0 and pool.gpus_per_node > 0]
+
+
+def _named_pools(config: Mapping[str, Any]) -> list[_Pool]:
+    """Also those without a GPU."""
     prefixes: list[tuple[RoleName, str]] = [("train", "trainer"), ("rollout", _ROLLOUT)]
     if has_judge(config) and select(config, f"{_JUDGE}.enable_resource_pool", False):
         prefixes.append(("genrm", _JUDGE))
     pools = []
     for role, prefix in prefixes:
-        nnodes = int(select(config, f"{prefix}.nnodes", 0))
-        pools.append(
-            _Pool(role, f"{prefix}.n_gpus_per_node", nnodes, int(select(config, f"{prefix}.n_gpus_per_node", 0)))
-        )
-    return [pool for pool in pools if pool.gpus > 0]
+        nnodes, gpus_per_node = (int(select(config, f"{prefix}.{size}", 0)) for size in ("nnodes", "n_gpus_per_node"))
+        pools.append(_Pool(role, prefix, nnodes, gpus_per_node))
+    return pools
+
+
+def _size_findings(config: Mapping[str, Any]) -> list[Finding]:
+    """Parallel sizes that leave a replica without a GPU."""
+    findings = []
+    for rollout in [_ROLLOUT] + ([f"{_JUDGE}.rollout"] if has_judge(config) else []):
+        for size in _SIZES:
+            value = int(select(config, f"{rollout}.{size}", 1))
+            if value < 1:
+                way_out = f"set {rollout}.{size} to at least 1"
+                findings.append(error(f"{rollout}.{size}", value, "a replica needs at least one GPU", way_out))
+    return findings
 
 
 def _replica_findings(config: Mapping[str, Any]) -> list[Finding]:
@@ -189,6 +210,24 @@ def _replica_findings(config: Mapping[str, Any]) -> list[Finding]:
                 f"choose a parallel size that divides {gpus_per_slot}, or set {_GPUS_PER_SLOT} to a multiple of {gpus}"
             )
             findings.append(error(option, gpus, problem, way_out))
+    return findings
+
+
+def _empty_pool_findings(config: Mapping[str, Any]) -> list[Finding]:
+    """Pools that are asked for and have no GPU: without a word their slots would be missing.
+
+    A train pool without one is told of by itself, a genrm pool without a node with the reward model.
+    """
+    findings = []
+    for pool in _named_pools(config):
+        if pool.role == "rollout" and pool.nnodes < 0:
+            way_out = "use 0 to have no such pool"
+            findings.append(error(f"{pool.prefix}.nnodes", pool.nnodes, "there is no such number of nodes", way_out))
+        elif pool.role != "train" and pool.nnodes > 0 and pool.gpus_per_node < 1:
+            without = f"{pool.prefix}.nnodes=0" if pool.role == "rollout" else f"{_JUDGE}.enable_resource_pool=false"
+            way_out = f"set {pool.option} to at least 1, or {without} to have no such pool"
+            problem = f"the {pool.role} pool has {pool.nnodes} node(s) and no GPU"
+            findings.append(error(pool.option, pool.gpus_per_node, problem, way_out))
     return findings
 
 

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from verl_pivot.config.files import NamedFile, folder_obstacle, named_files
+from verl_pivot.config.files import NamedFile, folder_in_use, folder_obstacle, named_files
 from verl_pivot.config.lookup import select
 
 POLICY_PATH = "actor_rollout_ref.model.path"
 JUDGE_PATH = "reward.reward_model.model_path"
 STORE_DIRECTORY = "trainer.resource_shift.store.directory"
 OBSERVE_DIRECTORY = "trainer.resource_shift.observe.directory"
+EXPERIMENT_NAME = "trainer.experiment_name"
 _ENVIRONMENT = ("VERL_PLATFORM", "http_proxy", "HTTP_PROXY", "no_proxy", "NO_PROXY", "RAY_ADDRESS")
 _WEIGHT_SUFFIXES = (".safetensors", ".bin")
 
@@ -56,6 +57,8 @@ class Machine:
     """Files of this machine that options name."""
     observe_obstacle: str | None = None
     """Why a run's outputs cannot be written where they are to go."""
+    run_folder_in_use: Path | None = None
+    """Where the outputs are to go, when another run that goes on writes there."""
     store_obstacle: str | None = None
     """Why the parameter store cannot be made where it is to be."""
 
@@ -67,7 +70,8 @@ def look_at_machine(config: Mapping[str, Any]) -> Machine:
     never weights, and writes nothing.
     """
     directory = Path(str(select(config, STORE_DIRECTORY, "/dev/shm")))
-    observed = Path(str(select(config, OBSERVE_DIRECTORY, "."))) / str(select(config, "trainer.experiment_name", ""))
+    named = str(select(config, EXPERIMENT_NAME, ""))
+    observed = (Path(str(select(config, OBSERVE_DIRECTORY, "."))) / named).absolute()
     return Machine(
         cores=len(os.sched_getaffinity(0)),
         environ={name: os.environ[name] for name in _ENVIRONMENT if os.environ.get(name)},
@@ -78,7 +82,8 @@ def look_at_machine(config: Mapping[str, Any]) -> Machine:
         address=own_address(),
         can_draw=importlib.util.find_spec("matplotlib") is not None,
         files=tuple(named_files(config, os.environ)),
-        observe_obstacle=folder_obstacle(observed.absolute(), filesystem_type(observed)),
+        observe_obstacle=folder_obstacle(observed, filesystem_type(observed)),
+        run_folder_in_use=observed if folder_in_use(observed) else None,
         store_obstacle=folder_obstacle(directory.absolute(), filesystem_type(directory)),
     )
 

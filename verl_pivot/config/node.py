@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints
@@ -16,7 +17,7 @@ from verl_pivot.config.schema import ResourceShiftConfig
 NODE = "trainer.resource_shift"
 RIGHT_FORM = "+resource_shift@_global_=pivot"
 _NO_SUCH_OPTION = "there is no such option"
-_IN_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+_IN_WORDS = {bool: "true or false", int: "a whole number", float: "a finite number", str: "a text"}
 
 
 def typed_node(value: Any) -> tuple[dict[str, Any], list[Finding]]:
@@ -133,8 +134,10 @@ def _as_typed(value: Any) -> str:
 def _fits(schema: type, name: str, value: Any) -> bool:
     if value is None:
         return False
+    structured = OmegaConf.structured(schema)
     try:
-        OmegaConf.update(OmegaConf.structured(schema), name, value)
+        OmegaConf.update(structured, name, value)
     except (OmegaConfBaseException, ValueError):
         return False
-    return True
+    typed = structured[name]
+    return not isinstance(typed, float) or math.isfinite(typed)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 MIN_SHARD_BYTES = 1 << 20
 MIN_CPU_SHARE = 0.05
+MIN_KV_CACHE_BYTES = 1 << 20
 
 
 @dataclass
@@ -67,7 +68,7 @@ class StoreConfig:
     """The parameter store: versioned weights in host memory, one copy a node."""
 
     directory: str = "/dev/shm/verl_pivot"
-    """tmpfs directory; each run makes its own folder inside."""
+    """Absolute path of a folder on a tmpfs; each run makes its own folder inside."""
     keep_versions: int = 2
     """Published policy versions kept at least; older ones go when no reader holds them."""
     reserve_bytes: int = 256 * 1024 * 1024

@@ -200,8 +200,8 @@ class _RunEndDetail(TypedDict, total=False):
     """Prompts that went out; ``submitted = prompts + dropped + in_flight + lost``."""
     dropped: int
     """Prompts that failed or grew too old, and were replaced."""
-    in_flight: int
-    """Prompts that the end of the run caught on their way."""
+    in_flight: int | None
+    """Prompts that the end of the run caught on their way; None when the queue that held them is gone."""
 
 
 class RunEnd(_Stamped, _RunEndDetail):
@@ -209,8 +209,8 @@ class RunEnd(_Stamped, _RunEndDetail):
 
     kind: Literal["run_end"]
     outcome: RunOutcome
-    lost: int
-    """Prompts that nobody can account for."""
+    lost: int | None
+    """Prompts that nobody can account for; None when ``in_flight`` is."""
     prompts: int
     responses: int
     rewards: int

@@ -48,7 +48,9 @@ def _figures(report: Report) -> Table:
     if report["response_tokens_per_s"] is not None:
         table.add_row("tokens/s", f"{report['response_tokens_per_s']:,.0f}", "response tokens per second of the steps")
     counts = f"{report['prompts']:,} / {report['responses']:,} / {report['rewards']:,}"
-    table.add_row("work", counts, "prompts / responses / rewards")
+    unrewarded = report["responses"] - report["rewards"]
+    meaning = f"[bold red]{unrewarded:,} rewards were no finite numbers[/]" if unrewarded else ""
+    table.add_row("work", counts, f"prompts / responses / rewards {meaning}".rstrip())
     if report["lost"] is not None:
         lost = str(report["lost"]) if not report["lost"] else f"[bold red]{report['lost']}[/]"
         table.add_row("lost", lost, "prompts without all their rewards; must be 0")

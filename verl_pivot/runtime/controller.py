@@ -16,7 +16,7 @@ from typing import Any
 from verl_pivot.config.schema import ResourceShiftConfig
 from verl_pivot.core.evening import excess
 from verl_pivot.core.plan import Planner
-from verl_pivot.core.snapshot import Role, Snapshot, TrainView
+from verl_pivot.core.snapshot import Role, SlotStatus, Snapshot, TrainView
 from verl_pivot.observe.kinds import reason_class
 from verl_pivot.runtime.executor import Executor
 from verl_pivot.runtime.lease import Lease
@@ -216,6 +216,15 @@ class Controller:
             policy_version=self._version or 0,
             last_shift_s=self._executor.last_shift_s,
         )
+
+    def whereabouts(self) -> str:
+        """Where slots and requests are, in a sentence for whoever waits."""
+        slots = "; ".join(s.describe() for s in self._table.values() if s.status is not SlotStatus.SERVING)
+        demand = demand_of(self._admissions)
+        requests = ", ".join(f"{role} runs {d.inflight} and {d.queued} wait" for role, d in demand.items())
+        is_idle = not any(d.inflight or d.queued for d in demand.values())
+        hint = ", so what is left is in agent loops or reward functions" if is_idle else ""
+        return f"{slots or 'every slot has its role'}; requests: {requests}{hint}"
 
     def status(self) -> dict[str, Any]:
         """Plain values for people and tests."""

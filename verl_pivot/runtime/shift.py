@@ -17,7 +17,7 @@ from verl_pivot.core.plan import Shift
 from verl_pivot.core.snapshot import Role
 from verl_pivot.runtime.ports import EngineDead
 from verl_pivot.runtime.slots import EngineState, Slot
-from verl_pivot.runtime.steps import ShiftOutcome, ShiftPorts, Steps
+from verl_pivot.runtime.steps import ShiftOutcome, ShiftPorts, Steps, StepTimeout
 
 DONE, ROLLED_BACK, FAILED = "done", "rolled_back", "failed"
 
@@ -41,9 +41,10 @@ async def run_shift(slot: Slot, shift: Shift, ports: ShiftPorts) -> ShiftOutcome
         slot.finish(ports.clock.now_s())
         return DONE
 
-    async def back(steps: Steps) -> str:
+    async def back(steps: Steps, error: Exception) -> str:
         if shift.target is not Role.TRAIN and not slot.engines[shift.target].frees_memory:
-            await steps.sleep(shift.target)
+            # An engine that let one deadline pass would let the next pass as well.
+            await (steps.kill if isinstance(error, StepTimeout) else steps.sleep)(shift.target)
         if shift.source is not Role.TRAIN:
             is_awake = slot.engines[shift.source] is EngineState.AWAKE
             await (steps.reopen(shift.source) if is_awake else steps.open(shift.source))
@@ -89,10 +90,11 @@ async def refresh(slot: Slot, ports: ShiftPorts) -> ShiftOutcome:
 
 
 Attempt = Callable[[Steps], Awaitable[str]]
+WayBack = Callable[[Steps, Exception], Awaitable[str]]
 
 
 async def _transact(
-    slot: Slot, outcome: ShiftOutcome, ports: ShiftPorts, forward: Attempt, back: Attempt | None
+    slot: Slot, outcome: ShiftOutcome, ports: ShiftPorts, forward: Attempt, back: WayBack | None
 ) -> None:
     steps = Steps(slot, outcome, ports)
     try:
@@ -104,7 +106,7 @@ async def _transact(
                 await _give_up(slot, outcome, steps)
                 return
             try:
-                outcome.outcome = await back(steps)
+                outcome.outcome = await back(steps, error)
             except Exception as second:
                 outcome.error = f"{outcome.error}; way back: {second}"
                 await _give_up(slot, outcome, steps)

@@ -50,8 +50,8 @@ class Room:
         free = free_bytes(self.directory) - self.config.reserve_bytes
         served = "no version has been published" if self.served is None else f"version {self.served} is still served"
         return StoreFull(
-            f"the parameter store is full: writing {self.subject} into {self.directory} needs {_mib(nbytes)} more, "
-            f"but {_mib(free)} are free beyond the reserve of {_mib(self.config.reserve_bytes)}; {served}. "
+            f"the parameter store is full: writing {self.subject} into {self.directory} needs {_size(nbytes)} more, "
+            f"but {_size(max(free, 0))} are free beyond the reserve of {_size(self.config.reserve_bytes)}; {served}. "
             "Point trainer.resource_shift.store.directory at a larger tmpfs (or remount it larger), or lower "
             f"trainer.resource_shift.store.keep_versions (now {self.config.keep_versions}; one version more than "
             "that is held while publishing) or trainer.resource_shift.store.reserve_bytes",
@@ -61,5 +61,9 @@ class Room:
         )
 
 
-def _mib(nbytes: int) -> str:
-    return f"{nbytes / 2**20:,.1f} MiB"
+def _size(nbytes: int) -> str:
+    """In the unit that leaves digits of small sizes."""
+    for unit, name in ((2**20, "MiB"), (2**10, "KiB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:,.1f} {name}"
+    return f"{nbytes} bytes"

@@ -146,19 +146,26 @@ class ControlPlane:
         )
 
     async def _place(self, slot_id: int, role: Role) -> None:
-        """Put a slot's engines into its CPU share, and write down which processes they are."""
-        if self._shares is None:
+        """Write down which processes a slot's engines are, and put them into its CPU share where there are any."""
+        try:
+            pids = await self._groups[slot_id, role].pids()
+        except EngineError:
+            if self._shares is not None:
+                raise
+            # Only needed to end an engine whose front end is gone; no reason not to run.
+            logger.warning(
+                "resource_shift: processes of slot %d's %s engines are not known", slot_id, role, exc_info=True
+            )
             return
-        pids = await self._groups[slot_id, role].pids()
-        for pid in pids:
-            self._shares.place(slot_id, pid)
+        if self._shares is not None:
+            for pid in pids:
+                self._shares.place(slot_id, pid)
         self._log.emit("engine", slot=slot_id, role=str(role), pids=pids)
 
     def _on_relaunch(self, slot_id: int, role: Role, record: ServerRecord, old_url: str) -> None:
         if role is Role.GENRM:
             self._router.register(record.url, slot_id, self._batch_limits[role], replaces=old_url)
-        if self._shares is not None:
-            self._in_background(self._place(slot_id, role))
+        self._in_background(self._place(slot_id, role))
 
     async def place_trainer(self, pids_of_slot: dict[int, list[int]]) -> str:
         """Put the actor's processes into their slots' CPU share; returns what is enforced."""
@@ -227,6 +234,10 @@ class ControlPlane:
     async def hopeless(self) -> str | None:
         """Why the run cannot go on; None while it can."""
         return self._running().hopeless()
+
+    async def whereabouts(self) -> str:
+        """Where slots and requests are, in a sentence for whoever waits."""
+        return self._running().whereabouts()
 
     async def status(self) -> dict[str, Any]:
         return self._running().status()

@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import ray
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -36,7 +37,11 @@ logger = logging.getLogger(__name__)
 
 SHARED_POOL = "shift_pool"
 CHECK_INTERVAL_S = 2.0
-CHECK_TIMEOUT_S = 60.0
+ANSWER_TIMEOUT_S = 60.0
+WORD_INTERVAL_S = 30.0
+"""How often a long wait says what it waits for."""
+QUIET_S = 60.0
+"""Without a new finished group for so long, the trainer says where the others are."""
 CLOSE_TIMEOUT_S = 30.0
 CONTROL_CONCURRENCY = 100_000  # one waiting coroutine for each sequence that waits for a server
 
@@ -75,6 +80,7 @@ class Deployment:
         self._checked_s = 0.0
         self._watch = WorkerWatch({})
         self._progress = (0, 0)
+        self._quiet_since_s = time.monotonic()
         self._serving: ray.ObjectRef | None = None
 
     # ---- start-up -----------------------------------------------------------------------------------------------
@@ -148,18 +154,21 @@ class Deployment:
     # ---- while running ------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        ray.get(self.control_plane.start.remote())
+        self._await(self.control_plane.start.remote(), "the first roles have been taken")
 
     def acquire_train(self, groups_ready: int, groups_needed: int) -> float:
-        return ray.get(self.control_plane.acquire_train.remote(groups_ready, groups_needed))
+        return self._await(
+            self.control_plane.acquire_train.remote(groups_ready, groups_needed), "training waits for its slots"
+        )
 
     def release_train(self) -> None:
-        ray.get(self.control_plane.release_train.remote())
+        self._ask("release_train")
 
     def train_progress(self, groups_ready: int, groups_needed: int) -> None:
         """Tell the planner, when it changed, how far the next batch is."""
         if (groups_ready, groups_needed) != self._progress:
             self._progress = (groups_ready, groups_needed)
+            self._quiet_since_s = time.monotonic()
             self.control_plane.train_progress.remote(groups_ready, groups_needed)
 
     def serve(self, version: int) -> None:
@@ -170,29 +179,59 @@ class Deployment:
     def wait_until_served(self) -> None:
         """Returns when every awake rollout engine serves the version of the last ``serve``."""
         if self._serving is not None:
-            ray.get(self._serving)
+            self._await(self._serving, "engines load the published version")
             self._serving = None
 
     def watch_workers(self, workers: Mapping[str, object]) -> None:
-        """From now on ``check`` also notices when one of these is gone."""
+        """From now on ``check_workers`` notices when one of these is gone."""
         self._watch = WorkerWatch(workers)
+
+    def check_workers(self) -> None:
+        """Raises RuntimeError when an actor that generates, judges or holds samples is gone. Never waits."""
+        self._watch.check()
 
     def check(self) -> None:
         """Called while the trainer waits for samples.
 
-        Raises RuntimeError when nothing will ever come: a role has no slot left, or the control plane or a worker
-        that generates or judges is gone.
+        Raises RuntimeError when nothing will ever come: a role has no slot left, or the control plane is gone.
         """
-        if time.monotonic() - self._checked_s < CHECK_INTERVAL_S:
+        now_s = time.monotonic()
+        if now_s - self._checked_s < CHECK_INTERVAL_S:
             return
-        self._checked_s = time.monotonic()
-        self._watch.check()
-        reason = ray.get(self.control_plane.hopeless.remote(), timeout=CHECK_TIMEOUT_S)
+        self._checked_s = now_s
+        self._require_hope()
+        if now_s - self._quiet_since_s > QUIET_S:
+            self._quiet_since_s = now_s
+            ready, needed = self._progress
+            logger.warning(
+                "resource_shift: no group became ready for %.0f s (%d of %d are); %s",
+                QUIET_S,
+                ready,
+                needed,
+                self._ask("whereabouts"),
+            )
+
+    def metrics(self) -> dict[str, float]:
+        return self._ask("metrics")
+
+    def _require_hope(self) -> None:
+        reason = self._ask("hopeless")
         if reason is not None:
             raise RuntimeError(f"resource_shift: {reason}")
 
-    def metrics(self) -> dict[str, float]:
-        return ray.get(self.control_plane.metrics.remote())
+    def _await(self, call: ray.ObjectRef, what: str) -> Any:
+        """Result of a call that may rightly take long. Says now and then what it waits for, and raises RuntimeError
+        when it waits in vain."""
+        started_s = time.monotonic()
+        while not ray.wait([call], timeout=WORD_INTERVAL_S)[0]:
+            self._require_hope()
+            waited_s = time.monotonic() - started_s
+            logger.warning("resource_shift: %s since %.0f s; %s", what, waited_s, self._ask("whereabouts"))
+        return _answer(call, what)
+
+    def _ask(self, method: str) -> Any:
+        """Answer of the control plane to what it answers at once."""
+        return _answer(getattr(self.control_plane, method).remote(), method)
 
     def close(self) -> None:
         """Stop the control plane, end the engines, empty the store. Never raises: it runs while a run ends."""
@@ -204,6 +243,18 @@ class Deployment:
             except Exception:
                 logger.exception("resource_shift: %s did not end cleanly", method)
         self.store.close()
+
+
+def _answer(call: ray.ObjectRef, what: str) -> Any:
+    way_on = "resume from the last checkpoint"
+    try:
+        return ray.get(call, timeout=ANSWER_TIMEOUT_S)
+    except ray.exceptions.GetTimeoutError as error:
+        raise RuntimeError(
+            f"resource_shift: the control plane hangs ({what}: no answer for {ANSWER_TIMEOUT_S:g} s); {way_on}"
+        ) from error
+    except ray.exceptions.RayActorError as error:
+        raise RuntimeError(f"resource_shift: the control plane is gone; {way_on} ({error})") from error
 
 
 def _batch_limits(config: DictConfig) -> dict[str, int]:

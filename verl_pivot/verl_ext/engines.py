@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
 import ray
 
 from verl_pivot.core.snapshot import ReplicaLoad, Role
 from verl_pivot.runtime.ports import AdmissionPort, EngineDead, EngineError
 from verl_pivot.store import ParameterStore
+from verl_pivot.verl_ext import processes
 from verl_pivot.verl_ext.engine_death import engine_died
 
 _LEFTOVER_INTERVAL_S = 0.01
@@ -54,6 +55,7 @@ class EngineGroup:
         self._model = model
         self._admission = admission
         self._on_relaunch = on_relaunch
+        self._families: dict[str, list[psutil.Process]] = {}
 
     async def drain(self) -> int:
         aborted = await self._step("drain")
@@ -102,8 +104,10 @@ class EngineGroup:
     async def kill(self) -> None:
         """Also of engines whose front end no longer answers or is gone: nothing of them may hold memory."""
         for record in self._servers:
-            with contextlib.suppress(EngineDead):
+            try:
                 await self._one(record, "kill_engine")
+            except EngineDead:  # then its processes have nobody else to end them
+                await processes.end(self._families.get(record.server_id, []))
 
     async def restart(self) -> None:
         for record in self._servers:
@@ -115,8 +119,11 @@ class EngineGroup:
             self._on_relaunch(record, old_url)
 
     async def pids(self) -> list[int]:
-        """Processes that compute for these engines, on this node."""
-        return [pid for pids in await self._call("engine_pids") for pid in pids]
+        """Processes that compute for these engines, on this node. Remembered: their front end may go before them."""
+        of_servers = await self._call("engine_pids")
+        for record, pids in zip(self._servers, of_servers, strict=True):
+            self._families[record.server_id] = processes.family_of(pids)
+        return [pid for pids in of_servers for pid in pids]
 
     def _gone(self) -> EngineDead:
         return EngineDead(f"slot {self.slot_id} {self.role}: an engine process is gone")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -88,17 +89,26 @@ class RunRecord:
         self._trained += len(prompts)
         self._in_training = 0
         scores, extra = self._rewards_of([key for key, _ in real], batch.partition_id)
+        rewards = [score for score in scores if math.isfinite(score)]
+        if len(rewards) < len(scores):
+            logger.warning(
+                "resource_shift: step %d: %d of %d rewards are no finite numbers, and verl skips updates that they "
+                "spoil; mend reward.custom_reward_function",
+                step,
+                len(scores) - len(rewards),
+                len(scores),
+            )
         self._responses += len(real)
-        self._rewards += len(scores)
+        self._rewards += len(rewards)
         self._log.emit(
             "step",
             step=step,
             wall_s=self._log.now_s() - self._step_start_s,
             prompts=len(prompts),
             responses=len(real),
-            rewards=len(scores),
+            rewards=len(rewards),
             response_tokens=int(sum(tag["response_len"] for _, tag in real)),
-            reward_mean=_mean(scores),
+            reward_mean=_mean(rewards),
             accuracy=_mean([info["acc"] for info in extra if "acc" in info]),
             judge_agreement=_mean([info["judge_agrees"] for info in extra if "judge_agrees" in info]),
             probs_diff_max=_number(metrics.get(_PROBS_DIFF)),
@@ -116,10 +126,13 @@ class RunRecord:
             extra.append(info)
         return scores, extra
 
-    def close(self, outcome: str, prompts_in_flight: int) -> None:
-        """``lost`` counts prompts that were neither trained on, nor dropped with a reason, nor still on their way."""
-        prompts_in_flight += self._in_training
-        lost = self._submitted - self._trained - self._dropped - prompts_in_flight
+    def close(self, outcome: str, prompts_in_flight: int | None) -> None:
+        """``lost`` counts prompts that were neither trained on, nor dropped with a reason, nor still on their way;
+        unknown where ``prompts_in_flight`` is."""
+        lost = None
+        if prompts_in_flight is not None:
+            prompts_in_flight += self._in_training
+            lost = self._submitted - self._trained - self._dropped - prompts_in_flight
         self._log.emit(
             "run_end",
             outcome=outcome,

@@ -7,22 +7,20 @@ Subclasses verl/workers/rollout/vllm_rollout/vllm_async_server.py:87; overrides 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from typing import Any
 
-import psutil
 from verl.utils.device import get_device_name
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 
+from verl_pivot.verl_ext import processes
 from verl_pivot.vllm_ext.sampling import for_token_ids
 
 logger = logging.getLogger(__name__)
 
 FIRST_TOKEN_WAIT_S = 0.02
-KILL_WAIT_S = 10.0
 
 
 class ShiftHttpServer(vLLMHttpServer):
@@ -189,19 +187,7 @@ class ShiftHttpServer(vLLMHttpServer):
         """End the engine processes and what they started (a worker for each GPU holds the weights), and return when
         they are gone; ``relaunch`` brings new ones. Raises RuntimeError when one stays."""
         self._was_killed = True
-        family: list[psutil.Process] = []
-        for pid in self.engine_pids():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process = psutil.Process(pid)
-                family += [*process.children(recursive=True), process]
-        for process in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        until_s = time.monotonic() + KILL_WAIT_S
-        while left := [process.pid for process in family if not _is_gone(process)]:
-            if time.monotonic() > until_s:
-                raise RuntimeError(f"processes {left} did not end within {KILL_WAIT_S:g} s of being killed")
-            await asyncio.sleep(0.02)
+        await processes.end(processes.family_of(self.engine_pids()))
 
     def shutdown_engine(self) -> None:
         """End the engine process and its HTTP server; the object is of no use afterwards."""
@@ -269,13 +255,6 @@ class ShiftHttpServer(vLLMHttpServer):
             return process_outputs(engine_core_outputs, *args, **kwargs)
 
         processor.process_outputs = counting
-
-
-def _is_gone(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() == psutil.STATUS_ZOMBIE)  # its parent has yet to hear of it; memory is free
-    except psutil.NoSuchProcess:
-        return True
 
 
 async def _abort(engine: Any, requests: list[tuple[str, Any]]) -> int:

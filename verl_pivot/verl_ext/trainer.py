@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import ray
+import transfer_queue.interface as tq_interface
 from omegaconf import DictConfig
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
@@ -26,6 +28,7 @@ from verl.workers.rollout.llm_server import LLMServerClient
 
 from verl_pivot.config.completion import MODE, resource_shift_config
 from verl_pivot.verl_ext.deployment import Deployment
+from verl_pivot.verl_ext.liveness import WatchedCalls
 from verl_pivot.verl_ext.reward import ShiftRewardLoopManager
 from verl_pivot.verl_ext.run_record import RunRecord
 from verl_pivot.verl_ext.server_manager import NoServerManager
@@ -33,6 +36,7 @@ from verl_pivot.verl_ext.snapshot_worker import SnapshotActorWorker
 
 logger = logging.getLogger(__name__)
 
+COUNT_TIMEOUT_S = 10.0
 FAILED_BATCHES = 4
 """Batches' worth of prompts that may fail before a run gives up: verl itself would replace them for ever."""
 
@@ -114,10 +118,11 @@ class PPOTrainerResourceShift(PPOTrainer):
     def fit(self, agent_loop_manager: AgentLoopManager) -> None:
         """verl's loop; whatever ends it, engines, shared memory and the record are put in order."""
         outcome = "failed"
-        self.deployment.watch_workers(_workers(agent_loop_manager, self.reward_loop_manager))
+        self.deployment.watch_workers(_workers(agent_loop_manager, self.reward_loop_manager) | _sample_keepers())
         self.record.prompts_submitted(self._restored_tq_prompt_count)
         try:
-            super().fit(agent_loop_manager)
+            with WatchedCalls(self.deployment.check_workers):
+                super().fit(agent_loop_manager)
             outcome = "finished"
         except (KeyboardInterrupt, SystemExit):  # Ray ends its workers with SIGTERM when the driver is interrupted
             outcome = "interrupted"
@@ -252,12 +257,30 @@ def _workers(*managers: object) -> dict[str, object]:
     return found
 
 
-def _prompts_in_flight() -> int:
-    try:
-        return trainer_base._count_tq_prompt_groups()
-    except Exception:  # the run may be ending because the queue is gone
-        logger.exception("resource_shift: prompts in flight could not be counted")
-        return 0
+def _sample_keepers() -> dict[str, object]:
+    """Ray actors of TransferQueue, which hold prompts and responses (transfer_queue/interface.py keeps their handles
+    in the process that started them: this one)."""
+    keepers: dict[str, object] = {"the TransferQueue controller": tq_interface._TQ_CONTROLLER}
+    for backend, units in (tq_interface._TQ_STORAGE or {}).items():
+        if isinstance(units, dict):
+            keepers |= {f"TransferQueue's {backend} unit {key}": unit for key, unit in units.items()}
+    return keepers
+
+
+def _prompts_in_flight() -> int | None:
+    """None when the queue does not tell: it is asked without a deadline, and may be what the run ends of."""
+    counted: list[int] = []
+
+    def count() -> None:
+        try:
+            counted.append(trainer_base._count_tq_prompt_groups())
+        except Exception:
+            logger.exception("resource_shift: prompts in flight could not be counted")
+
+    thread = threading.Thread(target=count, daemon=True)
+    thread.start()
+    thread.join(COUNT_TIMEOUT_S)
+    return counted[0] if counted else None
 
 
 @contextlib.contextmanager
