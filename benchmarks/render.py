@@ -104,7 +104,7 @@ def _workload(document: Document) -> str:
     )
 
 
-def _machine_used(document: Document, entry: Document) -> float:
+def machine_used(document: Document, entry: Document) -> float:
     """Part of all cores that was in use in the timed steps."""
     in_slots = document["share_cores"] * sum(entry["slot_busy_share"])
     return float((in_slots + entry["outside_cores"]) / document["environment"]["cores"])
@@ -113,7 +113,7 @@ def _machine_used(document: Document, entry: Document) -> float:
 def _headroom(document: Document) -> str:
     """What idle time leaves to win against each of verl's deployments that another was compared with."""
     named = sorted({name.partition(" / ")[2] for name in document["ratios"]})
-    used = {name: _machine_used(document, document["deployments"][name]) for name in named}
+    used = {name: machine_used(document, document["deployments"][name]) for name in named}
     return (
         "What is there to win: a deployment that uses this much of the cores, front ends included, leaves room for "
         + ("this many times its speed and no more, whatever is scheduled how, unless a token costs less CPU time:\n\n")
@@ -137,7 +137,7 @@ def _deployment_table(document: Document) -> str:
         "staleness",
     ]
     entries = document["deployments"]
-    return table(columns, [_deployment_row(name, e, _machine_used(document, e)) for name, e in entries.items()])
+    return table(columns, [_deployment_row(name, e, machine_used(document, e)) for name, e in entries.items()])
 
 
 def _deployment_row(name: str, entry: Document, machine_used: float) -> list[str]:

@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import json
 import re
+import runpy
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -212,14 +213,22 @@ def test_no_number_is_left_open(page: Path) -> None:
     assert re.findall(r"\{\{\w+\}\}", text_of(page)) == []
 
 
-def test_ratios_in_the_readme_are_those_that_were_measured() -> None:
-    document = json.loads((ROOT / "benchmarks" / "results" / "deployments_cpu.json").read_text())
-    text, best = text_of(ROOT / "README.md"), document["best"]
+@pytest.mark.parametrize("name", ["deployments_cpu.json", "deployments_cpu_share035.json"])
+def test_figures_in_the_readme_are_those_that_were_measured(name: str) -> None:
+    document = json.loads((ROOT / "benchmarks" / "results" / name).read_text())
+    text, best, entries = text_of(ROOT / "README.md"), document["best"], document["deployments"]
+    machine_used = runpy.run_path(str(ROOT / "benchmarks" / "render.py"))["machine_used"]
     for staleness, theirs in ((0, "colocated"), (1, "disaggregated"), (1, "enable_switch")):
-        ours = best[f"resource_shift_staleness{staleness}"]
-        ratio = document["ratios"][f"{ours} / {best[f'verl_{theirs}']}"]
-        shown = f"{ratio['ratio']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
+        ours, them = best[f"resource_shift_staleness{staleness}"], best[f"verl_{theirs}"]
+        ratio = document["ratios"][f"{ours} / {them}"]
+        room = 1 / machine_used(document, entries[them])
+        shown = f"{ratio['ratio']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f}) | {room:.2f}"
         rows = [line for line in text.splitlines() if line.startswith(f"| staleness {staleness} |")]
         assert any(shown in row for row in rows), f"{theirs}: the README lacks {shown}"
-    fastest = document["deployments"][best["resource_shift_staleness1"]]
+    fastest = entries[best["resource_shift_staleness1"]]
     assert f"busy {fastest['bound_fraction']:.0%} of the time".replace("%", " %") in text
+    for name, entry in entries.items():
+        if name.startswith("resource_shift") and name.endswith(("train2", "train4")) and document["share_cores"] == 0.5:
+            assert re.search(rf"\b{entry['equal_speed_tokens_per_s']:.0f}\b", text), (
+                f"{name}: the README lacks its speed"
+            )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import fcntl
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,13 +121,23 @@ def folder_obstacle(folder: Path, filesystem: str | None) -> str | None:
     return None
 
 
-def folder_in_use(folder: Path) -> bool:
+def folder_in_use(folder: Path, grace_s: float = 8.0) -> bool:
     """Whether a run that goes on writes to ``folder``: it keeps a file there locked. Makes nothing.
 
-    The lock is asked for shared, so that two that look do not disturb each other, and let go at once.
+    The lock is asked for shared, so that two that look do not disturb each other, and let go at once. ``grace_s``: the
+    processes of a run whose driver was killed need some seconds to end, and whoever resumes it is quick.
     """
+    until_s = time.monotonic() + grace_s
+    while is_locked := _is_locked(folder / RUN_LOCK):
+        if time.monotonic() > until_s:
+            break
+        time.sleep(0.1)
+    return is_locked
+
+
+def _is_locked(path: Path) -> bool:
     try:
-        opened = os.open(folder / RUN_LOCK, os.O_RDONLY | os.O_CLOEXEC)
+        opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except (OSError, ValueError):
         return False  # nothing has run there
     try:
