@@ -28,7 +28,7 @@ def test_synchronous(start_run: Callable[..., Run], assets: Assets) -> None:
     assert {"rollout->genrm", "genrm->rollout"} <= set(report["shift_counts"])
     assert any(shift.endswith("->train") for shift in report["shift_counts"])
     assert any(shift.startswith("train->") for shift in report["shift_counts"])
-    assert set(report["shift_outcomes"]) == {"done"}
+    assert set(report["shift_outcomes"]) <= {"done", "cancelled"}  # the last validation may end in the midst of shifts
     assert "val-core/toy/acc/mean@1" in run.metrics()[2]
     assert (run.folder / "checkpoints" / "latest_checkpointed_iteration.txt").read_text() == "3"
     run.assert_gone()

@@ -287,7 +287,7 @@ def test_a_cancelled_shift_leaves_the_slot_failed_and_masked(after_s: float) -> 
         world.table.check()
         if after_s > 0:  # a task that is cancelled before it began does nothing at all
             assert world.table[0].failure == "cancelled"
-            assert world.events.of("shift")[0]["outcome"] == "failed"
+            assert world.events.of("shift")[0]["outcome"] == "cancelled"
             assert not any(admission.admitted for admission in world.admissions.values())
 
     run_virtual(main)

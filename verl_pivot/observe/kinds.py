@@ -21,7 +21,8 @@ STATES = (*ROLES, SHIFTING, FAILED)
 PHASES = ("drain_s", "sleep_s", "load_s", "wake_s")
 """The parts of a shift, in the order in which they happen."""
 
-ShiftEnd = Literal["done", "rolled_back", "failed"]
+ShiftEnd = Literal["done", "rolled_back", "failed", "cancelled"]
+"""``cancelled``: the run ended while the shift was going on."""
 RunOutcome = Literal["finished", "failed", "interrupted"]
 
 

@@ -169,7 +169,9 @@ def _shift_changes(shifts: Sequence[ShiftEvent]) -> list[_Change]:
         end_s = start_s + max(0.0, shift["duration_s"])
         if following is not None:
             end_s = min(end_s, following["t_start_s"])
-        after = {"done": str(shift["target"]), "rolled_back": str(shift["source"])}.get(shift["outcome"], FAILED)
+        source = str(shift["source"])
+        ends = {"done": str(shift["target"]), "rolled_back": source, "cancelled": source}
+        after = ends.get(shift["outcome"], FAILED)
         if end_s > start_s:
             changes.append(_Change(start_s, 3, SHIFTING))
         changes.append(_Change(end_s, 0, after))

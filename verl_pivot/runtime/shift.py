@@ -19,7 +19,7 @@ from verl_pivot.runtime.ports import EngineDead
 from verl_pivot.runtime.slots import EngineState, Slot
 from verl_pivot.runtime.steps import ShiftOutcome, ShiftPorts, Steps, StepTimeout
 
-DONE, ROLLED_BACK, FAILED = "done", "rolled_back", "failed"
+DONE, ROLLED_BACK, FAILED, CANCELLED = "done", "rolled_back", "failed", "cancelled"
 
 
 async def run_shift(slot: Slot, shift: Shift, ports: ShiftPorts) -> ShiftOutcome:
@@ -111,7 +111,7 @@ async def _transact(
                 outcome.error = f"{outcome.error}; way back: {second}"
                 await _give_up(slot, outcome, steps)
     except asyncio.CancelledError:
-        outcome.outcome, outcome.error = FAILED, "cancelled"
+        outcome.outcome, outcome.error = CANCELLED, "the run ended"
         steps.mask()
         if slot.failure is None:
             slot.fail("cancelled")

@@ -50,7 +50,7 @@ class ShiftOutcome:
     target: Role
     t_start_s: float
     outcome: str = "failed"
-    """``done``, ``rolled_back`` or ``failed``."""
+    """``done``, ``rolled_back``, ``failed``, or ``cancelled`` when the run ended meanwhile."""
     duration_s: float = 0.0
     steps_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("drain", "sleep", "load", "wake"), 0.0))
     aborted: int = 0
