@@ -65,11 +65,15 @@ def test_flag_off(start_run: Callable[..., Run], assets: Assets) -> None:
     assert metrics["actor/grad_norm"] > 0
 
 
+LOGGED = re.compile(r"\s*((DEBUG|INFO|WARNING|ERROR):|/\S+\.py:\d+: \w+Warning|warnings\.warn\()")
+
+
 def _config(run: Run) -> str:
     """The whole configuration as verl prints it, without white space (Ray breaks lines where it likes) and without
     what names the run."""
     lines = re.findall(r"\(TaskRunnerV1 pid=\d+\)(?:\x1b\[0m)?(.*)", run.log())
-    printed = re.sub(r"\s", "", "".join(lines))
+    # What the process logs goes to another stream, which Ray may put between two lines of the configuration.
+    printed = re.sub(r"\s", "", "".join(line for line in lines if not LOGGED.match(line)))
     start = printed.index("{'actor_rollout_ref'")
     config = printed[start : printed.index("'transfer_queue'", start)]
     assert len(config) > 10_000
