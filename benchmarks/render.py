@@ -114,13 +114,11 @@ def _headroom(document: Document) -> str:
     """What idle time leaves to win against each of verl's deployments that another was compared with."""
     named = sorted({name.partition(" / ")[2] for name in document["ratios"]})
     used = {name: machine_used(document, document["deployments"][name]) for name in named}
+    rows = [[f"`{name}`", f"{part:.0%}", f"{1 / part:.2f}"] for name, part in used.items()]
     return (
         "What is there to win: a deployment that uses this much of the cores, front ends included, leaves room for "
-        + ("this many times its speed and no more, whatever is scheduled how, unless a token costs less CPU time:\n\n")
-        + table(
-            ["deployment", "cores used", "at most"], [[f"`{n}`", f"{u:.0%}", f"{1 / u:.2f}"] for n, u in used.items()]
-        )
-    )
+        "this many times its speed and no more, whatever is scheduled how, unless a token costs less CPU time:\n\n"
+    ) + table(["deployment", "cores used", "at most"], rows)
 
 
 def _deployment_table(document: Document) -> str:
@@ -140,7 +138,7 @@ def _deployment_table(document: Document) -> str:
     return table(columns, [_deployment_row(name, e, machine_used(document, e)) for name, e in entries.items()])
 
 
-def _deployment_row(name: str, entry: Document, machine_used: float) -> list[str]:
+def _deployment_row(name: str, entry: Document, used: float) -> list[str]:
     step = entry["step_s"]
     stale = entry["staleness_mean"]
     return [
@@ -150,7 +148,7 @@ def _deployment_row(name: str, entry: Document, machine_used: float) -> list[str
         f"{step['mean']:.1f} ({step['min']:.1f} to {step['max']:.1f})",
         " ".join(f"{share:.0%}" for share in entry["slot_busy_share"]),
         f"{entry['outside_cores']:.2f}",
-        f"{machine_used:.0%}",
+        f"{used:.0%}",
         f"{entry['cpu_s_per_1000_tokens']:.2f}",
         f"{entry['bound_fraction']:.0%}",
         "-" if stale is None else f"{stale:.2f} (at most {entry['staleness_max']:g})",

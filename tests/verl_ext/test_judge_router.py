@@ -25,6 +25,21 @@ def completion(text: str, finish_reason: str = "stop") -> web.Response:
     return web.json_response({"choices": [{"message": {"content": text}, "finish_reason": finish_reason}]})
 
 
+class SlowJudge:
+    """Answers when it is released; counts how many requests it has at a time."""
+
+    def __init__(self) -> None:
+        self.release = asyncio.Event()
+        self.running = self.most = 0
+
+    async def __call__(self, _: web.Request) -> web.Response:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        await self.release.wait()
+        self.running -= 1
+        return completion("verdict: yes")
+
+
 @asynccontextmanager
 async def judge(handler: Handler):
     app = web.Application()
@@ -261,26 +276,15 @@ def test_a_relaunched_judge_takes_the_place_of_its_dead_predecessor():
 
 def test_more_requests_than_an_engine_takes_wait_in_the_router():
     async def scenario():
-        release = asyncio.Event()
-        running = 0
-        most = 0
-
-        async def slow(_):
-            nonlocal running, most
-            running += 1
-            most = max(most, running)
-            await release.wait()
-            running -= 1
-            return completion("verdict: yes")
-
+        slow = SlowJudge()
         async with judge(slow) as url, serving(JudgeConfig()) as (router, ask):
             router.register(url, slot_id=0, limit=2)
             router.queue.admit(0)
             asked = [asyncio.ensure_future(ask()) for _ in range(5)]
-            await settle(lambda: running == 2 and router.queue.queued() == 3)
-            release.set()
+            await settle(lambda: slow.running == 2 and router.queue.queued() == 3)
+            slow.release.set()
             assert [status for status, _ in await asyncio.gather(*asked)] == [200] * 5
-            assert most == 2
+            assert slow.most == 2
 
     asyncio.run(scenario())
 
@@ -328,16 +332,7 @@ def test_an_engine_that_died_behind_its_front_end_answers_for_nobody():
 
 def test_more_than_verls_limit_of_connections_reach_a_judge():
     async def scenario():
-        release, most, running = asyncio.Event(), 0, 0
-
-        async def slow(_):
-            nonlocal most, running
-            running += 1
-            most = max(most, running)
-            await release.wait()
-            running -= 1
-            return completion("verdict: yes")
-
+        slow = SlowJudge()
         async with judge(slow) as url, serving(JudgeConfig()) as (router, _):
             router.register(url, slot_id=0, limit=300)
             router.queue.admit(0)
@@ -345,8 +340,8 @@ def test_more_than_verls_limit_of_connections_reach_a_judge():
             async with aiohttp.ClientSession(connector=connector) as session:
                 address = f"{router.address}/v1/chat/completions"
                 asked = [asyncio.ensure_future(session.post(address, json={})) for _ in range(300)]
-                await settle(lambda: most == 300)
-                release.set()
+                await settle(lambda: slow.most == 300)
+                slow.release.set()
                 assert [response.status for response in await asyncio.gather(*asked)] == [200] * 300
 
     asyncio.run(scenario())

@@ -6,7 +6,6 @@ import inspect
 import os
 import signal
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future
 
 import pytest
@@ -16,13 +15,6 @@ ray = pytest.importorskip("ray")
 from verl_pivot.verl_ext.liveness import WatchedCalls, WorkerWatch  # noqa: E402
 
 pytestmark = pytest.mark.contract
-
-
-@pytest.fixture(scope="module")
-def local_ray() -> Iterator[None]:
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
-    yield
-    ray.shutdown()
 
 
 def test_a_busy_worker_is_alive_and_a_killed_one_is_named(local_ray: None) -> None:

@@ -16,6 +16,7 @@ import transfer_queue as tq
 from omegaconf import DictConfig
 from transfer_queue import KVBatchMeta
 
+from verl_pivot.config.files import RUN_LOCK
 from verl_pivot.config.schema import ResourceShiftConfig
 from verl_pivot.observe.events import EventLog
 from verl_pivot.store.locks import try_lock
@@ -36,8 +37,8 @@ class RunRecord:
         self.directory = Path(self._observe.directory) / str(config.trainer.experiment_name)
         self.directory = self.directory.absolute()
         self.directory.mkdir(parents=True, exist_ok=True)
-        (self.directory / ".lock").touch()
-        lock = try_lock(self.directory / ".lock")
+        (self.directory / RUN_LOCK).touch()
+        lock = try_lock(self.directory / RUN_LOCK)
         if lock is None:
             raise RuntimeError(
                 f"resource_shift: another run is writing to {self.directory}; give this one another "
