@@ -1,8 +1,9 @@
-"""Shared by all tests: child processes may write bytecode, and use one thread."""
+"""Shared by all tests: child processes may write bytecode, use one thread, and can be interrupted."""
 
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,9 @@ import pytest
 # Child processes that import torch, verl or vLLM take three times as long without bytecode.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A shell starts background jobs with ctrl-C ignored, which child processes would inherit.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -155,7 +155,12 @@ def draw_comparison(rng: random.Random) -> tuple[str, str]:
 
 
 def draw_candidate(problem: Problem, rng: random.Random) -> str:
-    """A response for the judge to learn from: wider than what the policy says, so that learning does not outrun it."""
+    """A response for the judge to learn from: wider than what the policy says, so that learning does not outrun it.
+    One that goes on for ever is cut off where the policy's would be."""
+    return _any_candidate(problem, rng)[:MAX_RESPONSE_TOKENS]
+
+
+def _any_candidate(problem: Problem, rng: random.Random) -> str:
     way = rng.random()
     if way < 0.30:
         return draw_response(problem, rng)
@@ -165,10 +170,8 @@ def draw_candidate(problem: Problem, rng: random.Random) -> str:
         return worked_response(problem, rng, 0.3, AGAIN_SHARE)  # the working convinces, and is wrong
     working = rng.choice(("", f"{worked_response(problem, rng)}\n", f"{worked_response(problem, rng, 0.3)}\n"))
     if way < 0.87:
-        response = f"{working}answer: {_near_miss(problem.answer, rng)}"
-    else:
-        response = _damage(f"{working}answer: {problem.answer}", rng)
-    return response[:MAX_RESPONSE_TOKENS]
+        return f"{working}answer: {_near_miss(problem.answer, rng)}"
+    return _damage(f"{working}answer: {problem.answer}", rng)
 
 
 def _near_miss(total: int, rng: random.Random) -> int:
