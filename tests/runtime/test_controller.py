@@ -428,6 +428,8 @@ def test_events_of_a_quiet_run() -> None:
         "running": 3,
         "waiting": 0,
         "tokens_per_s": 50.0,
+        "context_tokens": 300,
+        "first_token_s": 0.0,
     }
     assert loads[-1]["queued"] == {"rollout": 0, "genrm": 0}
 

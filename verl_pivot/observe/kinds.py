@@ -34,7 +34,14 @@ class SlotInfo(TypedDict):
     can_host: list[str]
 
 
-class SlotLoad(TypedDict):
+class _SlotLoadDetail(TypedDict, total=False):
+    context_tokens: int
+    """Tokens (prompt and generated) of all running sequences."""
+    first_token_s: float
+    """Mean seconds to the first token of the requests that got one since the last report; 0 when none did."""
+
+
+class SlotLoad(_SlotLoadDetail):
     """Load of one slot's engines in one sample."""
 
     role: str

@@ -121,6 +121,8 @@ class LoadMonitor:
                 "running": load.running,
                 "waiting": load.waiting,
                 "tokens_per_s": load.tokens_per_s,
+                "context_tokens": load.context_tokens,
+                "first_token_s": load.first_token_s,
             }
         return {"slots": slots, "queued": {str(role): d.queued for role, d in demand.items()}}
 
