@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import fields
 
+import numpy as np
 import pytest
 from core_cases import GENRM, ROLLOUT, TRAIN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_pivot.config.schema import PlannerConfig
+from verl_pivot.core.backlog import Backlog
 from verl_pivot.core.costs import DecodeCost, ShiftCosts
 from verl_pivot.core.outlook import INFERENCE_ROLES, look_ahead
 from verl_pivot.core.registry import make_planner, planner_names
@@ -49,6 +51,13 @@ def slot_views(draw: st.DrawFn, slot_id: int) -> SlotView:
 
 
 @st.composite
+def backlogs(draw: st.DrawFn) -> Backlog:
+    lengths = draw(st.lists(st.floats(1.0, 5000.0), max_size=20))
+    new = draw(st.lists(st.floats(1.0, 5000.0), min_size=1, max_size=5))
+    return Backlog(np.sort(np.array(lengths)), draw(st.floats(0.2, 3.0)), np.sort(np.array(new)), 200.0)
+
+
+@st.composite
 def snapshots(draw: st.DrawFn) -> Snapshot:
     count = draw(st.integers(1, 6))
     slots = tuple(draw(slot_views(3 * index)) for index in range(count))
@@ -57,7 +66,19 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     decode = draw(st.dictionaries(st.sampled_from(INFERENCE_ROLES), costs))
     shift_costs = ShiftCosts(default_s=draw(st.floats(0.0, 10.0)), migrate_s=draw(st.floats(0.0, 5.0)))
     last_shift_s = draw(st.none() | st.floats(0.0, NOW_S))
-    return Snapshot(NOW_S, slots, demand, train, decode, shift_costs, last_shift_s=last_shift_s)
+    backlog = draw(st.just({}) | st.fixed_dictionaries(dict.fromkeys(INFERENCE_ROLES, backlogs())))
+    return Snapshot(
+        NOW_S,
+        slots,
+        demand,
+        train,
+        decode,
+        shift_costs,
+        last_shift_s=last_shift_s,
+        backlog=backlog,
+        prefill_s_per_token=draw(st.just({}) | st.just(dict.fromkeys(INFERENCE_ROLES, 1e-3))),
+        staleness=draw(st.integers(0, 2)),
+    )
 
 
 planner_settings = st.builds(
@@ -138,7 +159,7 @@ def test_settings_mirror_the_configuration() -> None:
 
 
 def test_unknown_planner_lists_the_names() -> None:
-    with pytest.raises(ValueError, match=r"'greedy'.*harmonic, static"):
+    with pytest.raises(ValueError, match=r"'greedy'.*harmonic, lookahead, phases, static"):
         make_planner("greedy")
 
 

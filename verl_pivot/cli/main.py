@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from verl_pivot import __version__
+from verl_pivot.cli.simulate import simulate
 from verl_pivot.cli.trace import report, trace
 
 app = typer.Typer(
@@ -53,5 +54,6 @@ def doctor(
     raise typer.Exit(run_doctor(overrides or [], config_name, load))
 
 
+app.command()(simulate)
 app.command()(report)
 app.command()(trace)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from verl_pivot.core.baselines import EnableSwitchPlanner, PhasesPlanner, TrainerPoolPlanner
 from verl_pivot.core.harmonic import HarmonicPlanner
+from verl_pivot.core.lookahead import LookaheadPlanner
 from verl_pivot.core.plan import Planner
 from verl_pivot.core.settings import PlannerSettings
 from verl_pivot.core.static import StaticPlanner
@@ -13,7 +15,11 @@ __all__ = ["PlannerSettings", "make_planner", "planner_names"]
 
 _PLANNERS: dict[str, Callable[[PlannerSettings], Planner]] = {
     HarmonicPlanner.name: HarmonicPlanner,
+    LookaheadPlanner.name: LookaheadPlanner,
     StaticPlanner.name: StaticPlanner,
+    PhasesPlanner.name: PhasesPlanner,
+    EnableSwitchPlanner.name: EnableSwitchPlanner,
+    TrainerPoolPlanner.name: TrainerPoolPlanner,
 }
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from verl_pivot.core.backlog import Backlog
 from verl_pivot.core.costs import DecodeCost, ShiftCosts
 
 
@@ -104,6 +105,18 @@ class TrainView:
     groups_ready: int = 0
     groups_needed: int = 0
     """Groups that the next (mini-)batch takes."""
+    groups_open: int = 0
+    """Groups under way: submitted, and neither ready nor trained."""
+    update_s: float = 0.0
+    """Predicted seconds of the next (mini-)batch; 0: not known."""
+    busy_s: float = 0.0
+    """Predicted seconds that the present one, and a publish after it, will still take."""
+    batches_to_publish: int = 1
+    """(Mini-)batches until a new version is published, the present one included."""
+    wanted_s: float = 0.0
+    """Seconds since the lease was asked for; 0 unless it is wanted."""
+    new_prompts: int = 0
+    """Requests to rollout that a new version lets in; 0 when no more are to come."""
 
 
 @dataclass(frozen=True)
@@ -116,11 +129,19 @@ class Snapshot:
     """For ``rollout`` and ``genrm``."""
     train: TrainView
     decode: Mapping[Role, DecodeCost]
-    """Fitted decode cost of one engine of each inference role; absent until enough was measured."""
+    """Fitted decode cost of one slot in each inference role, its engines together; absent until it is measured."""
     shift_costs: ShiftCosts
     policy_version: int = 0
     last_shift_s: float | None = None
     """When the last shift began; None before the first."""
+    backlog: Mapping[Role, Backlog] = field(default_factory=dict)
+    """Predicted work by inference role; absent where lengths are not predicted."""
+    prefill_s_per_token: Mapping[Role, float] = field(default_factory=dict)
+    """Of one slot, by inference role; absent where not measured."""
+    batch_limit: Mapping[Role, float] = field(default_factory=dict)
+    """Sequences that one slot runs at a time, by inference role, as memory and engine allow; absent where unknown."""
+    staleness: int = 0
+    """Versions that rollout may run ahead of training."""
 
     def serving(self, role: Role) -> tuple[SlotView, ...]:
         """Slots that have ``role`` now (not shifting, not failed)."""

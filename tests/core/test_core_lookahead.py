@@ -1,0 +1,161 @@
+"""The planner that looks ahead, and the projection under it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from core_cases import GENRM, INFERENCE, ROLLOUT, TRAIN, fleet, slot, snapshot
+
+from verl_pivot.core.backlog import MAX_VALUES, Backlog
+from verl_pivot.core.costs import DecodeCost, ShiftCosts
+from verl_pivot.core.fluid import Candidates, Fluid, Projection, RoleModel, TrainModel
+from verl_pivot.core.lookahead import LookaheadPlanner
+from verl_pivot.core.settings import PlannerSettings
+from verl_pivot.core.snapshot import LeaseState, Role, SlotStatus, SlotView, Snapshot, TrainView
+
+COST = DecodeCost(floor_s=0.01, base_s=0.002, per_seq_s=0.001)
+SETTINGS = PlannerSettings(name="lookahead")
+NO_TRAINING = TrainModel(0, False, 0.0, 1.0, 0.0, 1e9, 0.0, 1, 0.0, 0.0, 0.0)
+
+
+def backlog(sequences: int, tokens: float, new: float = 300.0) -> Backlog:
+    return Backlog(np.full(sequences, tokens), 1.0, np.array([new]), 100.0)
+
+
+def model(work: Backlog, prefill_s_per_token: float = 0.0) -> RoleModel:
+    return RoleModel(COST, 500.0, 64.0, prefill_s_per_token, work)
+
+
+def look(
+    rollout: list[float], genrm: list[float], work: Mapping[Role, Backlog], horizon_s: float = 60.0, **changes: object
+) -> Projection:
+    n = len(rollout)
+    zero = np.zeros(n)
+    candidates = Candidates(
+        np.array(rollout),
+        np.array(genrm),
+        np.array(rollout),
+        np.array(genrm),
+        zero,
+        zero,
+        zero,
+        np.zeros(n, bool),
+        zero,
+        np.zeros(n, bool),
+    )
+    candidates = replace(candidates, **changes)  # type: ignore[arg-type]
+    roles = {role: model(work[role]) for role in (ROLLOUT, GENRM)}
+    return Fluid(roles, NO_TRAINING, candidates, 1.0, 1e9).project(np.full(120, horizon_s / 120))
+
+
+def test_equal_sequences_end_when_the_decode_cost_says() -> None:
+    work = {ROLLOUT: backlog(32, 1000.0, new=1.0), GENRM: replace(backlog(0, 0.0), new_tokens=np.array([1.0]))}
+    result = look([2.0, 4.0], [1.0, 1.0], work)
+    slower, faster = (1000 * COST.step_latency_s(32 / n, 0) for n in (2, 4))
+    assert result.finish_s == pytest.approx([slower, faster], abs=1.5)
+
+
+def test_useful_work_is_what_was_generated() -> None:
+    work = {ROLLOUT: backlog(64, 400.0, new=1.0), GENRM: replace(backlog(0, 0.0), new_tokens=np.array([1.0]))}
+    result = look([2.0], [2.0], work, horizon_s=120.0)
+    peak = COST.tokens_per_s(64, 64 * 500)
+    assert result.work[0] == pytest.approx(64 * 400 / peak, rel=0.05)
+
+
+def test_more_slots_are_never_later_and_work_never_exceeds_time() -> None:
+    work = {ROLLOUT: backlog(100, 800.0), GENRM: backlog(40, 300.0)}
+    slots = [1.0, 2.0, 4.0, 8.0, 16.0]
+    result = look(slots, slots, work)
+    assert (np.diff(result.finish_s) <= 1e-6).all()
+    assert (result.work <= 60.0 * 2 * np.array(slots) + 1e-6).all()
+
+
+def test_prefill_of_what_was_cut_off_is_paid_for() -> None:
+    work = {ROLLOUT: backlog(100, 800.0), GENRM: backlog(40, 300.0)}
+    result = look([4.0, 4.0], [4.0, 4.0], work, horizon_s=15.0, rollout_debt_s=np.array([0.0, 40.0]))
+    assert result.work[1] < result.work[0] - 15 and result.finish_s[1] > result.finish_s[0]
+
+
+def test_a_backlog_is_thinned_out_and_keeps_its_sum() -> None:
+    rng = np.random.default_rng(0)
+    lengths = rng.lognormal(6, 1, (3000, 5))
+    thinned = Backlog.of(lengths, np.array([100.0]), 10.0)
+    assert len(thinned.remaining_tokens) == MAX_VALUES and thinned.sequences == pytest.approx(3000)
+    assert thinned.tokens == pytest.approx(lengths.mean(axis=1).sum(), rel=0.03)
+
+
+def view(slots: list[SlotView], rollout: Backlog, genrm: Backlog, **changes: object) -> Snapshot:
+    made = snapshot(slots, cost=COST, shift_costs=ShiftCosts(default_s=1.0), now_s=100.0)
+    values: dict[str, object] = {
+        "backlog": {ROLLOUT: rollout, GENRM: genrm},
+        "prefill_s_per_token": {ROLLOUT: 1e-5, GENRM: 1e-5},
+        "batch_limit": {ROLLOUT: 64.0, GENRM: 64.0},
+        "staleness": 1,
+    }
+    return replace(made, **{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_a_role_without_work_gives_its_slots() -> None:
+    plan = LookaheadPlanner(SETTINGS).plan(view(fleet({ROLLOUT: 4, GENRM: 4}), backlog(200, 2000.0), backlog(0, 0.0)))
+    assert plan.shifts and all(shift.target is ROLLOUT and shift.source is GENRM for shift in plan.shifts)
+    assert "to rollout" in plan.reason
+
+
+def test_a_role_with_work_and_no_slot_gets_some() -> None:
+    slots = fleet({ROLLOUT: 6}, {ROLLOUT: 2})
+    plan = LookaheadPlanner(SETTINGS).plan(view(slots, backlog(12, 3000.0), backlog(100, 2000.0)))
+    assert plan.shifts and {shift.target for shift in plan.shifts} == {GENRM}
+
+
+def test_balanced_roles_stay_and_say_so() -> None:
+    slots = fleet({ROLLOUT: 4, GENRM: 4}, {ROLLOUT: 30, GENRM: 30})
+    plan = LookaheadPlanner(SETTINGS).plan(view(slots, backlog(120, 5000.0, 5000.0), backlog(120, 5000.0, 5000.0)))
+    assert plan.is_empty and plan.reason.startswith("no shift, because ")
+
+
+def test_moving_must_pay_for_what_it_cuts_off() -> None:
+    """The same imbalance, with sequences that are dear to move and with cheap ones."""
+    slots = [slot(n, ROLLOUT if n < 6 else GENRM, 20 if n < 6 else 60, can_host=INFERENCE) for n in range(8)]
+    work = (backlog(60, 500.0), backlog(240, 6000.0, 4000.0))
+    cheap = LookaheadPlanner(SETTINGS).plan(view(slots, *work))
+    dear = LookaheadPlanner(SETTINGS).plan(view(slots, *work, prefill_s_per_token={ROLLOUT: 0.05, GENRM: 0.05}))
+    assert cheap.shifts and dear.is_empty
+
+
+def test_without_predicted_work_it_is_the_harmonic_rule() -> None:
+    slots = fleet({ROLLOUT: 4, GENRM: 1}, {GENRM: 8})
+    plain = snapshot(slots, genrm=8, cost=COST)
+    from verl_pivot.core.harmonic import HarmonicPlanner
+
+    assert LookaheadPlanner(SETTINGS).plan(plain) == HarmonicPlanner(SETTINGS).plan(plain)
+
+
+def test_floors_are_kept() -> None:
+    slots = fleet({ROLLOUT: 4, GENRM: 8})
+    settings = replace(SETTINGS, margin=0.0, genrm_floor=7)
+    plan = LookaheadPlanner(settings).plan(view(slots, backlog(400, 4000.0), backlog(0, 0.0)))
+    assert len(plan.shifts) == 1
+
+
+def test_cooldown_and_shifts_in_flight_hold_everything_but_starving_roles() -> None:
+    slots = fleet({ROLLOUT: 4, GENRM: 4}, {ROLLOUT: 60, GENRM: 1})
+    work = (backlog(240, 4000.0), backlog(4, 100.0))
+    recent = LookaheadPlanner(SETTINGS).plan(view(slots, *work, last_shift_s=95.0))
+    assert "cooldown 5.0 s left" in recent.reason
+    moving = [replace(slots[0], status=SlotStatus.SHIFTING, target=GENRM), *slots[1:]]
+    assert "1 slot still shifting" in LookaheadPlanner(SETTINGS).plan(view(moving, *work)).reason
+
+
+def test_a_wanted_lease_is_served_unless_waiting_ends_the_step_earlier() -> None:
+    slots = fleet({ROLLOUT: 8}, {ROLLOUT: 20})
+    wanted = TrainView(LeaseState.WANTED, 8, 8, groups_open=24, update_s=5.0, batches_to_publish=4)
+    now = LookaheadPlanner(SETTINGS).plan(view(slots, backlog(160, 50.0), backlog(0, 0.0), train=wanted))
+    assert (
+        now.shifts and {shift.target for shift in now.shifts} <= {TRAIN}
+    ) or "waits for all its batches" in now.reason
+    too_long = replace(wanted, wanted_s=1000.0)
+    served = LookaheadPlanner(SETTINGS).plan(view(slots, backlog(160, 50.0), backlog(0, 0.0), train=too_long))
+    assert {shift.target for shift in served.shifts} == {TRAIN}

@@ -1,0 +1,161 @@
+"""``verl-pivot simulate``: what each deployment would do with two models on a cluster, in virtual time.
+
+Needs the extra ``sim`` and no torch, verl, ray or vllm.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from verl_pivot.sim.result import SimResult
+    from verl_pivot.sim.scenario import Scenario
+
+_LEDGER = ("decode", "prefill", "update", "small_batches", "recomputed", "shifting", "idle")
+
+
+def simulate(
+    policy: Annotated[str, typer.Option(help="Name of the policy in the cost file.")] = "Qwen2.5-7B",
+    judge: Annotated[str, typer.Option(help="Name of the judge in the cost file.")] = "Qwen3-30B-A3B",
+    gpus: Annotated[int, typer.Option(help="GPUs of the cluster.")] = 128,
+    gpu: Annotated[str, typer.Option(help="GPU in the cost file.")] = "H20",
+    staleness: Annotated[int, typer.Option(help="Policy versions that rollout may run ahead.")] = 2,
+    seed: Annotated[int, typer.Option(help="Seed of the workload: the same seed gives the same table.")] = 0,
+    costs: Annotated[
+        Path | None, typer.Option(help="Cost file (JSON); default: the published figures.", show_default=False)
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Training steps that are measured.")] = 4,
+    response_median: Annotated[float, typer.Option(help="Median tokens of a response.")] = 3000.0,
+    response_sigma: Annotated[float, typer.Option(help="Tail of responses: deviation of the logarithm.")] = 0.9,
+    response_max: Annotated[int, typer.Option(help="Tokens at which a response is cut off.")] = 15360,
+    judge_median: Annotated[float, typer.Option(help="Median tokens of a judgement.")] = 2000.0,
+    judge_sigma: Annotated[float, typer.Option(help="Tail of judgements.")] = 0.8,
+    judge_max: Annotated[int, typer.Option(help="Tokens at which a judgement is cut off.")] = 20480,
+    prompts: Annotated[int, typer.Option(help="Prompts of a step.")] = 128,
+    responses: Annotated[int, typer.Option(help="Responses to each prompt.")] = 16,
+    tries: Annotated[int, typer.Option(help="Splits of the slots to try for each deployment.")] = 6,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Also write all figures here.", show_default=False)
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Also write timeline.png and trace.json of resource_shift here.", show_default=False),
+    ] = None,
+) -> None:
+    """Compare deployments on a cluster that you do not have to pay for. All figures are simulated."""
+    try:
+        import simpy  # noqa: F401
+    except ImportError:
+        _refuse("simulating needs simpy: pip install 'verl-pivot[sim]'")
+    from rich.console import Console
+
+    from verl_pivot.sim.cluster import Cluster
+    from verl_pivot.sim.models import CostFile
+    from verl_pivot.sim.workload import LengthSpec, Workload
+
+    if steps < 1 or tries < 1:
+        _refuse(f"--steps is {steps} and --tries is {tries}: both must be 1 or more")
+    try:
+        workload = Workload(
+            LengthSpec(response_median, response_sigma, response_max, correlation=0.5),
+            LengthSpec(judge_median, judge_sigma, judge_max, correlation=0.3),
+            prompts_per_step=prompts,
+            responses_per_prompt=responses,
+            mini_batch_prompts=max(1, prompts // 4),
+        )
+        cluster = Cluster.of(CostFile.read(costs), policy, judge, gpus, gpu)
+        scenario = cluster.scenario(workload, staleness=staleness, seed=seed)
+        if scenario.slots < 3:
+            raise ValueError(
+                f"gpus is {gpus}: that makes {scenario.slots} slots of {cluster.slot_gpus} GPUs, and three roles need "
+                f"at least 3"
+            )
+    except ValueError as error:
+        _refuse(str(error))
+    results = _compare(scenario, steps, tries)
+    console = Console()
+    console.print(_table(scenario, results))
+    if json_file is not None:
+        json_file.write_text(json.dumps(_as_json(scenario, results), indent=1))
+        console.print(f"all figures: {json_file}")
+    if out is not None:
+        for path in _draw(scenario, results[-1], out, steps):
+            console.print(str(path))
+
+
+def _refuse(why: str) -> None:
+    typer.echo(f"verl-pivot: {why}", err=True)
+    raise typer.Exit(2)
+
+
+def _compare(scenario: Scenario, steps: int, tries: int) -> list[SimResult]:
+    """Each deployment at its best split; resource_shift comes last."""
+    from rich.progress import Progress
+
+    from verl_pivot.sim.deployments import Deployment
+    from verl_pivot.sim.result import simulate as simulate_one
+    from verl_pivot.sim.search import best_split
+
+    results = []
+    warmup = 2 + 2 * scenario.staleness
+    with Progress(transient=True) as progress:
+        compared = [deployment for deployment in Deployment if deployment is not Deployment.LOOKAHEAD]
+        bar = progress.add_task("simulating", total=len(compared) * (tries + 1))
+        for done, deployment in enumerate(compared):
+            progress.update(bar, description=str(deployment), completed=done * (tries + 1))
+            split = best_split(scenario, deployment, tries=tries, on_try=lambda _: progress.advance(bar))
+            results.append(simulate_one(scenario, deployment, split, steps=warmup + steps, warmup=warmup))
+    return results
+
+
+def _table(scenario: Scenario, results: list[SimResult]) -> Table:
+    from rich.table import Table
+
+    title = f"{scenario.title}, staleness {scenario.staleness}, seed {scenario.seed} (simulated)"
+    table = Table(title=title, caption="bound: no GPU ever idle, every role at its best rate; shares are of slot-time")
+    columns = ("train/rollout/genrm", "tokens/s", "step s", "of bound", "resource_shift gains", *_LEDGER)
+    table.add_column("deployment")
+    for column in columns:
+        table.add_column(column.replace("_", " "), justify="right")
+    best = results[-1]
+    for result in results:
+        ledger = vars(result.ledger)
+        table.add_row(
+            str(result.deployment),
+            str(result.split),
+            f"{result.tokens_per_s:,.0f}",
+            f"{result.step_s:.1f}",
+            f"{result.bound_fraction:.2f}",
+            f"{best.tokens_per_s / result.tokens_per_s:.2f}x" if result is not best else "",
+            *(f"{ledger[name]:.0%}" for name in _LEDGER),
+        )
+    return table
+
+
+def _as_json(scenario: Scenario, results: list[SimResult]) -> dict[str, Any]:
+    return {
+        "simulated": True,
+        "scenario": scenario.title,
+        "staleness": scenario.staleness,
+        "seed": scenario.seed,
+        "deployments": {str(result.deployment): result.to_json() for result in results},
+    }
+
+
+def _draw(scenario: Scenario, result: SimResult, out: Path, steps: int) -> list[Path]:
+    from verl_pivot.observe.perfetto import write_trace
+    from verl_pivot.observe.picture import draw_timeline
+    from verl_pivot.sim.record import Recorder
+    from verl_pivot.sim.result import run
+
+    recorder = Recorder()
+    simulation = run(scenario, result.deployment, result.split, steps=steps, on_plan=recorder.on_plan)
+    events = recorder.events(simulation)
+    out.mkdir(parents=True, exist_ok=True)
+    return [draw_timeline(events, out / "timeline.png"), write_trace(events, out / "trace.json")]

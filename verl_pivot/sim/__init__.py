@@ -1,0 +1,1 @@
+"""Virtual time around the same decisions: a simulated cluster that ``core`` plans for."""

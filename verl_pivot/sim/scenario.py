@@ -1,0 +1,104 @@
+"""One simulated run's inputs: slots, what each can do in each role, workload, costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from verl_pivot.core.bound import RolePeak
+from verl_pivot.core.snapshot import Role
+from verl_pivot.sim.engine import EngineSpec
+from verl_pivot.sim.workload import Workload
+
+INFERENCE_ROLES = (Role.ROLLOUT, Role.GENRM)
+
+
+@dataclass(frozen=True)
+class SimCosts:
+    """Seconds of what is neither decoding nor prefill. Defaults: within the published ranges for 128 GPUs."""
+
+    inference_shift_s: float = 3.0
+    """Rollout to genrm or back: sleep (0.1-1.0), weights from host memory and wake (0.8-2.6)."""
+    to_train_s: float = 12.0
+    """Trainer wakes: optimizer state back on the GPU (published 10-15)."""
+    from_train_s: float = 6.0
+    """Trainer offloads, engine loads and wakes."""
+    publish_s: float = 5.0
+    """Weights from trainer to parameter store."""
+    reload_s: float = 2.0
+    """An awake rollout engine takes a new version."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not math.isfinite(value) or value < 0:
+                raise ValueError(f"costs.{name} is {value}: it must be a number, 0 or more")
+
+    def shift_s(self, source: Role, target: Role) -> float:
+        if target is Role.TRAIN:
+            return self.to_train_s
+        return self.from_train_s if source is Role.TRAIN else self.inference_shift_s
+
+
+@dataclass(frozen=True)
+class TrainCost:
+    """One optimizer step, with all that belongs to it."""
+
+    slot_s_per_token: float
+    """Seconds of one slot for each prompt and response token; several slots share them evenly."""
+    fixed_s: float = 1.0
+    """Whatever the size of the batch."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not math.isfinite(value) or value < 0:
+                raise ValueError(f"train.{name} is {value}: it must be a number, 0 or more")
+
+    def update_s(self, tokens: float, slots: int) -> float:
+        return self.fixed_s + self.slot_s_per_token * tokens / slots
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A cluster with a policy, a judge and a workload. ``sim.cluster`` makes one of a cost file and model names."""
+
+    title: str
+    slots: int
+    engines: Mapping[Role, EngineSpec]
+    """All engines of an inference role on one slot, as one: they share its sequences evenly."""
+    train: TrainCost
+    workload: Workload
+    costs: SimCosts = field(default_factory=SimCosts)
+    staleness: int = 0
+    seed: int = 0
+    weight_bytes: int = 0
+    """Of the policy; for the record only."""
+
+    def __post_init__(self) -> None:
+        if self.slots < 1:
+            raise ValueError(f"slots is {self.slots}: it must be 1 or more")
+        if self.staleness < 0:
+            raise ValueError(f"staleness is {self.staleness}: it must be 0 or more")
+        longest = {
+            Role.ROLLOUT: self.workload.prompt_tokens + self.workload.response.max_tokens,
+            Role.GENRM: self.workload.judge_prompt_tokens_max + self.workload.judgement.max_tokens,
+        }
+        for role, tokens in longest.items():
+            if self.engines[role].kv_tokens < tokens:
+                raise ValueError(
+                    f"the KV cache of a slot in {role} holds {self.engines[role].kv_tokens} tokens, fewer than the "
+                    f"longest sequence has ({tokens}); use a larger tensor parallel size or a smaller maximum"
+                )
+
+    def update_s(self, tokens: float, slots: int) -> float:
+        """One optimizer step over ``tokens`` prompt and response tokens on ``slots`` slots."""
+        return self.train.update_s(tokens, slots)
+
+    def peaks(self, context_tokens: Mapping[Role, float]) -> dict[Role, RolePeak]:
+        """Best throughput of a slot in each inference role, at the mean context of its sequences."""
+        return {
+            role: RolePeak.of(
+                spec.decode, context_tokens[role], spec.kv_tokens, spec.max_sequences, spec.prefill_s_per_token
+            )
+            for role, spec in self.engines.items()
+        }
