@@ -61,6 +61,10 @@ if [[ ${1:-} == --print-overrides ]]; then
     printf '%s\n' "${overrides[@]}" "$@"
     exit
 fi
+if ! command -v python >/dev/null; then
+    echo "run.sh: there is no python here: make env, then source .venv/bin/activate" >&2
+    exit 1
+fi
 python recipes/quickstart/prepare.py --out "$assets"
 export VERL_PLATFORM=cpu
 exec python -m verl.trainer.main_ppo "${overrides[@]}" "$@"

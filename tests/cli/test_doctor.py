@@ -51,6 +51,27 @@ def test_good_configuration(good: list[str]) -> None:
         assert part in text
 
 
+def test_the_cpu_group_without_the_platform_is_one_error(good: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """verl then sets another device, and what follows from that would lead astray."""
+    monkeypatch.delenv("VERL_PLATFORM")
+    code, text = words("doctor", *good, "data.train_batch_size=10")
+    assert code == 1 and text.count("error: ") == 1
+    assert "start with VERL_PLATFORM=cpu in front of the same command" in text
+    assert text.endswith("Everything else is checked once this is right.")
+
+
+def test_an_option_that_verl_does_not_have_is_guessed(good: list[str]) -> None:
+    code, text = words("doctor", *good, "trainer.n_gpus_per_nod=2")
+    assert code == 1 and "did you mean trainer.n_gpus_per_node? A plus would add an option that nobody reads." in text
+    code, text = words("doctor", *good, "trainer.quite_something_else=2")
+    assert code == 1 and "did you mean" not in text
+
+
+def test_a_misspelt_switch_says_that_the_rest_is_not_checked(good: list[str]) -> None:
+    code, text = words("doctor", *good, "trainer.resource_shift.stalenes=1", "data.train_batch_size=10")
+    assert code == 1 and text.endswith("Everything else is checked once this is right.")
+
+
 def test_errors_are_rows_and_the_exit_code(good: list[str]) -> None:
     code, text = words("doctor", *good, "data.train_batch_size=10", "trainer.resource_shift.planner.name=magic")
     assert code == 1

@@ -34,8 +34,9 @@ def test_every_check_has_something_to_say(device: str) -> None:
     assert all(check.says(subject) for check in CHECKS)
 
 
-def test_the_check_knows_every_planner() -> None:
-    assert sorted(PLANNERS) == list(planner_names())
+def test_planners_to_choose_from_exist() -> None:
+    """There are more of them: baselines, and what is tried out in simulations."""
+    assert set(PLANNERS) <= set(planner_names())
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def test_a_torn_line_does_not_swallow_what_the_next_process_writes(tmp_path):
     assert [e["kind"] for e in read_events(tmp_path)] == ["run_start", "lease"]
 
 
-def test_only_the_newest_run_of_a_directory_is_read(tmp_path):
+def test_the_newest_run_of_a_directory_is_read_unless_another_is_asked_for(tmp_path):
     for t0, run_id in ((1e9, "old"), (2e9, "new")):
         for name in ("events.jsonl", "trainer.jsonl"):
             with EventLog(tmp_path / name, t0_unix_s=t0, now_s=lambda: 1.0) as log:
@@ -162,6 +162,11 @@ def test_only_the_newest_run_of_a_directory_is_read(tmp_path):
                 log.emit("other", run=run_id)
     events = read_events(tmp_path)
     assert [e.get("run", e.get("run_id")) for e in events] == ["new", "new", "new"]
+    assert [e.get("run", e.get("run_id")) for e in read_events(tmp_path, 1)] == ["old", "old", "old"]
+    assert read_events(tmp_path, 2) == events
+    for run in (3, -1):
+        with pytest.raises(ValueError, match=rf"run is {run}: .* holds 2 run\(s\)"):
+            read_events(tmp_path, run)
 
 
 def test_a_log_with_another_time_base_is_named(tmp_path, caplog):

@@ -45,6 +45,19 @@ def test_report_prints_the_summary_and_writes_the_files(run_dir, options, drawn)
     assert (run_dir / "timeline.png").exists() is drawn
 
 
+def test_an_earlier_run_is_written_beside_the_newest(run_dir, made_up_run):
+    with EventLog(run_dir / "events.jsonl", t0_unix_s=9e9, now_s=lambda: 1.0) as log:
+        for event in made_up_run(3, 1):
+            log.emit(**{key: value for key, value in event.items() if key != "t_s"})
+    for command, made in (("report", "report.json"), ("trace", "trace.json")):
+        result = CliRunner().invoke(app, [command, str(run_dir), "--run", "1"])
+        assert result.exit_code == 0, result.output
+        assert (run_dir / "run_1" / made).exists() and not (run_dir / made).exists()
+    assert json.loads((run_dir / "run_1" / "report.json").read_text())["steps"] == 2
+    result = CliRunner().invoke(app, ["report", str(run_dir), "--run", "7"])
+    assert result.exit_code == 2 and "holds 2 run(s)" in result.output
+
+
 @pytest.mark.parametrize("command", ["trace", "report"])
 def test_a_directory_without_a_run_is_named(tmp_path, command):
     result = CliRunner().invoke(app, [command, str(tmp_path / "nothing")])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
 import os
+import re
+import traceback
 from importlib import metadata
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from verl_pivot.config.checks import CHECKS
 from verl_pivot.config.completion import Invocation, is_requested
 from verl_pivot.config.findings import errors_of
 from verl_pivot.config.node import RIGHT_FORM, misspelt_overrides
@@ -39,14 +43,17 @@ def run_doctor(overrides: list[str], config_name: str = "ppo_trainer", load: boo
     plugin_text = "loaded whole" if load else "installed; --load tries it"
     misspelt = misspelt_overrides(overrides)
     if misspelt:
-        return _show(console, [*environment_rows(failures, plugin_text), Row("switch", "", tuple(misspelt))])
+        rows = [*environment_rows(failures, plugin_text), Row("switch", "", tuple(misspelt))]
+        return _show(console, rows, complete=False)
     try:
         config, invocation = compose_verl_config(overrides, config_name)
     except (HydraException, OmegaConfBaseException, FileNotFoundError) as cause:
-        console.print(Text(f"The configuration cannot be composed: {cause}", style="red"), soft_wrap=True)
+        hint = closest_option(str(cause), config_name)
+        console.print(Text(f"The configuration cannot be composed: {cause}{hint}", style="red"), soft_wrap=True)
         return 1
     if is_requested(config, invocation):
-        return _show(console, examine(config, invocation, failures, plugin_text))
+        rows = examine(config, invocation, failures, plugin_text)
+        return _show(console, rows, complete=len(rows) > len(CHECKS))
     off = Row("switch", f"off; {RIGHT_FORM} turns it on", ())
     return _show(console, [*environment_rows(failures, plugin_text), off])
 
@@ -70,6 +77,24 @@ def compose_verl_config(overrides: list[str], config_name: str) -> tuple[DictCon
     return config, Invocation(tuple(overrides), {str(group): choice for group, choice in choices.items()})
 
 
+def closest_option(complaint: str, config_name: str) -> str:
+    """What to add to hydra's complaint about an option that verl does not have: its advice, a plus, would make the
+    option exist and have no effect. Empty for other complaints."""
+    unknown = re.search(r"Could not override '([^']+)'", complaint)
+    if unknown is None:
+        return ""
+    *parents, last = unknown.group(1).split(".")
+    config, _ = compose_verl_config([], config_name)
+    group = OmegaConf.select(config, ".".join(parents)) if parents else config
+    siblings = [str(key) for key in group] if isinstance(group, DictConfig) else []
+    near = difflib.get_close_matches(last, siblings, n=1)
+    return (
+        f"\n    -> did you mean {'.'.join([*parents, *near])}? A plus would add an option that nobody reads."
+        if near
+        else ""
+    )
+
+
 def plugin_failures(load: bool) -> dict[str, str]:
     """Why verl would not load the plugin, or (with ``load``) which of its parts do fail."""
     installed = [point for point in metadata.entry_points(group="verl.plugins") if point.value.startswith(_PLUGIN)]
@@ -84,12 +109,18 @@ def plugin_failures(load: bool) -> dict[str, str]:
         importlib.import_module("verl")
         importlib.import_module("verl_pivot.verl_ext.trainer")
     except Exception as cause:
+        vllm = installed()
+        if vllm is not None and vllm.is_cpu_build and os.environ.get("VERL_PLATFORM", "").strip().lower() != "cpu":
+            return {
+                "trainer": "vLLM is its CPU build here, which is found with VERL_PLATFORM=cpu only: start with that"
+            }
+        traceback.print_exc()
         return {"trainer": f"import failed with {type(cause).__name__}: {cause}"}
     return dict(importlib.import_module(_PLUGIN).failures)
 
 
-def _show(console: Console, rows: list[Row]) -> int:
-    """Print the table and below it every finding; returns the exit code."""
+def _show(console: Console, rows: list[Row], complete: bool = True) -> int:
+    """Print the table and below it every finding; returns the exit code. Not ``complete``: checks are missing."""
     console.print(table_of(rows))
     findings = [finding for row in rows for finding in row.findings]
     for finding in sorted(findings, key=lambda finding: finding.severity != "error"):
@@ -97,6 +128,8 @@ def _show(console: Console, rows: list[Row]) -> int:
         text.stylize(_STYLES[finding.severity], 0, len(finding.severity))
         # not wrapped by us: an option or a way out that is broken into lines cannot be copied
         console.print(text, soft_wrap=True)
+    if errors_of(findings) and not complete:
+        console.print("Everything else is checked once this is right.")
     return 1 if errors_of(findings) else 0
 
 

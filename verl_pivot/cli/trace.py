@@ -19,27 +19,37 @@ RunDir = Annotated[
 ]
 
 
-def trace(run_dir: RunDir) -> None:
-    """Write RUN/trace.json, which https://ui.perfetto.dev opens."""
+Which = Annotated[
+    int,
+    typer.Option("--run", help="1 for the first run that used this folder, 2 for the next; 0 for the newest."),
+]
+
+
+def trace(run_dir: RunDir, which: Which = 0) -> None:
+    """Write RUN/trace.json, which https://ui.perfetto.dev opens; that of an earlier run goes to RUN/run_1 and so on."""
     from verl_pivot.observe.events import read_events
     from verl_pivot.observe.perfetto import write_trace
+    from verl_pivot.observe.report import outputs_of
 
-    path = _or_explain(lambda: write_trace(read_events(run_dir), run_dir / "trace.json"))
+    events = _or_explain(lambda: read_events(run_dir, which))
+    outputs_of(run_dir, which).mkdir(exist_ok=True)
+    path = _or_explain(lambda: write_trace(events, outputs_of(run_dir, which) / "trace.json"))
     typer.echo(f"{path}: open it in https://ui.perfetto.dev")
 
 
 def report(
     run_dir: RunDir,
     png: Annotated[bool, typer.Option(help="Also draw RUN/timeline.png (needs matplotlib).")] = True,
+    which: Which = 0,
 ) -> None:
-    """Write RUN/report.json and RUN/timeline.png, and print the summary."""
+    """Write RUN/report.json and RUN/timeline.png (of an earlier run: to RUN/run_1 and so on), and print the summary."""
     import json
 
     from rich.console import Console
 
     from verl_pivot.observe.report import render_summary, write_outputs
 
-    paths = _or_explain(lambda: write_outputs(run_dir, png=png, trace=False))
+    paths = _or_explain(lambda: write_outputs(run_dir, png=png, trace=False, run=which))
     Console().print(render_summary(json.loads(paths["report"].read_text(encoding="utf-8"))))
     for path in paths.values():
         typer.echo(path)

@@ -65,7 +65,8 @@ def unsupported(subject: Subject) -> list[Finding]:
         engines.append((f"{_JUDGE}.rollout.name", subject.get(f"{_JUDGE}.rollout.name")))
     for option, name in engines:
         if name != "vllm":
-            findings.append(error(option, name, "only vLLM engines can be shifted", f"set {option}=vllm"))
+            problem = "only vLLM engines can be shifted" if name else "is not set, and only vLLM engines can be shifted"
+            findings.append(error(option, name, problem, f"set {option}=vllm"))
     for option, wanted, why in _REFUSED:
         value = subject.get(option)
         if bool(value) != bool(wanted):

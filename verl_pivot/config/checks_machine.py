@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from ipaddress import ip_address, ip_network
 
+from verl_pivot.config.completion import Invocation
 from verl_pivot.config.findings import Finding, error, warning
 from verl_pivot.config.layout import total_gpus
 from verl_pivot.config.machine import JUDGE_PATH, POLICY_PATH, STORE_DIRECTORY, ModelOnDisk
@@ -14,6 +16,7 @@ from verl_pivot.config.subject import Subject
 _RS = "trainer.resource_shift"
 _JUDGE = "reward.reward_model"
 _CPU_GROUP = "+pivot_platform@_global_=cpu"
+_NOT_CHOSEN = "verl picks its platform from the environment, and VERL_PLATFORM is not cpu"
 _NUM_GPUS = "ray_kwargs.ray_init.num_gpus"
 
 
@@ -121,13 +124,21 @@ def ray_text(subject: Subject) -> str:
     return f"{total_gpus(subject.config)} GPUs asked for"
 
 
+def platform_not_chosen(invocation: Invocation, environ: Mapping[str, str]) -> list[Finding]:
+    """The CPU group was asked for and the environment does not say so: verl has then set ``trainer.device`` to another
+    platform's before anybody can check it, and every later finding would lead astray."""
+    asked = (invocation.choices or {}).get("pivot_platform@_global_") == "cpu"
+    if not asked or environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
+        return []
+    return [error(_CPU_GROUP, None, _NOT_CHOSEN, "start with VERL_PLATFORM=cpu in front of the same command")]
+
+
 def platform(subject: Subject) -> list[Finding]:
     """Device and platform agree; CPU slots fit the cores."""
     chosen = subject.machine.environ.get("VERL_PLATFORM", "").strip().lower()
     device = subject.get("trainer.device")
     if subject.on_cpu and chosen != "cpu":
-        problem = "verl picks its platform from the environment, and VERL_PLATFORM is not cpu"
-        return [error("trainer.device", device, problem, "start with VERL_PLATFORM=cpu")]
+        return [error("trainer.device", device, _NOT_CHOSEN, "start with VERL_PLATFORM=cpu")]
     if chosen == "cpu" and not subject.on_cpu:
         problem = "VERL_PLATFORM=cpu is set, but training is to run on another device"
         return [error("trainer.device", device, problem, f"add {_CPU_GROUP}, or unset VERL_PLATFORM")]

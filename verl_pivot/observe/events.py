@@ -95,23 +95,29 @@ class EventLog:
         self.close()
 
 
-def read_events(run_dir: str | Path) -> list[Event]:
-    """All events of the newest run in ``run_dir``, from all its ``*.jsonl`` files, sorted by ``t_s``.
+def read_events(run_dir: str | Path, run: int = 0) -> list[Event]:
+    """All events of one run in ``run_dir``, from all its ``*.jsonl`` files, sorted by ``t_s``.
+
+    Args:
+        run: 1 for the oldest run of that folder, 2 for the next; 0 for the newest.
 
     Lines cut short by a crash and events that lack a field are left out with a warning. Raises FileNotFoundError when
-    the directory has no event log.
+    the directory has no event log, ValueError when it has no such run.
     """
     files = sorted(Path(run_dir).glob("*.jsonl"))
     if not files:
         raise FileNotFoundError(f"{run_dir} has no event log (*.jsonl); give the directory of a run")
     segments = [segment for path in files for segment in _read_segments(path)]
     begun = [s.t0_unix_s for s in segments if any(e["kind"] == "run_start" for e in s.events)]
-    t0 = max((t for t in begun if t is not None), default=None)
+    known = sorted({t for t in begun if t is not None})
+    if not 0 <= run <= max(1, len(known)):
+        raise ValueError(f"run is {run}: {run_dir} holds {len(known)} run(s), counted from 1; 0 is the newest")
+    t0 = known[run - 1] if known else None
     events: list[dict[str, Any]] = []
     for segment in segments:
         if t0 is None or segment.t0_unix_s is None or segment.t0_unix_s == t0:
             events += segment.events
-        elif segment.t0_unix_s > t0:
+        elif segment.t0_unix_s > known[-1]:
             logger.warning(
                 "%s counts from t0_unix_s=%s, the run from %s: left out. Give the run's t0_unix_s to EventLog.",
                 segment.path,

@@ -51,8 +51,8 @@ class RunningMetrics:
         ``sequences_migrated``       sequences that moved: their slot left, or had more than others
         ``plan/shifts``              shifts that plans asked for
         ``failures``                 slots that failed
-        ``policy_version``           newest published; ``versions_served/min`` and ``/max`` over the rollout slots,
-                                     absent until an engine has told
+        ``policy_version``           newest published; ``versions_served/min`` and ``/max`` over the slots that were in
+                                     rollout, by what each served last; absent if none was
 
         A shift is told when it is over, so one in flight as a step ends counts in the next. Empty before ``run_start``.
         """
@@ -64,8 +64,10 @@ class RunningMetrics:
         timeline = build_timeline(events, self._states, self._start_s, now_s)
         metrics = {**_slot_metrics(timeline), **_shift_metrics(events), "policy_version": self._policy_version}
         with self._lock:
-            served = tuple(self._served.values())
             self._start_s, self._states = timeline.end_s, timeline.final_states()
+            # An engine that slept all the time served nobody: its last version is of no interest.
+            awake = {s for s, row in timeline.intervals.items() if any(part.state == "rollout" for part in row)}
+            served = tuple(version for slot, version in self._served.items() if slot in awake)
             self._events = [*_still_true(events, timeline.end_s), *self._events]
         if served:
             metrics |= {"versions_served/min": min(served), "versions_served/max": max(served)}

@@ -57,15 +57,22 @@ def work_conserving_bound(timeline: Timeline) -> dict[str, float]:
     return {"bound_wall_s": bound_s, "bound_fraction": bound_s / timeline.wall_s if timeline.wall_s > 0 else 0.0}
 
 
-def write_outputs(run_dir: str | Path, png: bool = True, trace: bool = True) -> dict[str, Path]:
-    """Writes ``report.json``, ``trace.json`` and ``timeline.png`` into ``run_dir`` from its event logs.
+def outputs_of(run_dir: str | Path, run: int) -> Path:
+    """Where the outputs of a run go: the newest (0) into the folder itself."""
+    return Path(run_dir) / f"run_{run}" if run else Path(run_dir)
+
+
+def write_outputs(run_dir: str | Path, png: bool = True, trace: bool = True, run: int = 0) -> dict[str, Path]:
+    """Writes ``report.json``, ``trace.json`` and ``timeline.png`` into ``run_dir`` from its event logs, or those of an
+    earlier ``run`` (counted from 1) into its folder ``run_<number>``.
 
     Returns the paths written by ``report``, ``trace`` and ``timeline``. Called at the end of a run by the trainer, and
     later by ``verl-pivot report`` and ``verl-pivot trace``. The picture comes last: it alone needs matplotlib, and
     without it (ImportError) report and trace are there. Raises FileNotFoundError and ValueError without events.
     """
-    events = read_events(run_dir)
-    directory = Path(run_dir)
+    events = read_events(run_dir, run)
+    directory = outputs_of(run_dir, run)
+    directory.mkdir(exist_ok=True)
     paths = {"report": directory / "report.json"}
     paths["report"].write_text(json.dumps(build_report(events), indent=2, allow_nan=False) + "\n", encoding="utf-8")
     if trace:

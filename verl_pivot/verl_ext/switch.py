@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from verl_pivot.config.checks import CHECKS, subject_of
+from verl_pivot.config.checks_machine import platform_not_chosen
 from verl_pivot.config.completion import Invocation, complete, completed, enabled, is_requested, resource_shift_config
 from verl_pivot.config.findings import Finding, error, errors_of, render
 from verl_pivot.config.lookup import to_plain
@@ -44,6 +46,9 @@ def examine(
 
     Reads the machine, starts nothing. Called in the driver before Ray and by ``verl-pivot doctor``.
     """
+    elsewhere = platform_not_chosen(invocation, os.environ)
+    if elsewhere:
+        return [*environment_rows(failures, plugin_text), Row("platform", "", tuple(elsewhere))]
     found = complete(config, invocation)
     switch = Row("switch", "on" if enabled(config) else "off", tuple(found))
     if not enabled(config) and not found:

@@ -30,6 +30,10 @@ class InstalledVLLM:
         """The release number alone: "0.28.0" for "0.28.0+cpu"."""
         return Version(self.version).base_version
 
+    @property
+    def is_cpu_build(self) -> bool:
+        return self.distribution == CPU_DISTRIBUTION or "cpu" in (Version(self.version).local or "")
+
 
 def installed() -> InstalledVLLM | None:
     """The installed vLLM, the CPU wheel first, or None.
@@ -62,8 +66,7 @@ def check_version(found: InstalledVLLM | None) -> str | None:
             f"or {CPU_DISTRIBUTION}{SUPPORTED[CPU_DISTRIBUTION]} for the CPU stack"
         )
     version = Version(found.version)
-    is_cpu = found.distribution == CPU_DISTRIBUTION or "cpu" in (version.local or "")
-    supported = SUPPORTED[CPU_DISTRIBUTION if is_cpu else GPU_DISTRIBUTION]
+    supported = SUPPORTED[CPU_DISTRIBUTION if found.is_cpu_build else GPU_DISTRIBUTION]
     if supported.contains(version.base_version):
         return None
     return (
