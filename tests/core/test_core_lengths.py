@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from verl_pivot.core.lengths import LEVELS, LengthPredictor
+from verl_pivot.core.prompt_effects import Evidence, Spread, for_one, leave_one_out
 from verl_pivot.core.survival import SurvivalCurve
 
 MAX_TOKENS = 8000
@@ -151,3 +152,24 @@ def test_survival_curve_of_a_known_distribution() -> None:
         assert curve.hazard(np.array([value]))[0] == pytest.approx(value, rel=0.12, abs=0.03)
     beyond = curve.quantiles_beyond(np.array([2.0]), np.array([0.5]))[0, 0]
     assert beyond == pytest.approx(2.0 + np.log(2), rel=0.1)  # an exponential forgets how long it has been going
+
+
+@pytest.mark.parametrize("running", [0, 1, 7])
+@pytest.mark.parametrize("ended", [[], [5.0], [7.5, 8.0, 9.0]])
+def test_one_sequence_is_expected_as_many_are(running: int, ended: list[float]) -> None:
+    """Plain floats against the arrays, which take the own part out to first order."""
+    spread, level, prior = Spread(0.6, 0.5), 6.0, (0.2, 0.3)
+    reached = np.linspace(4.0, 8.0, running + 1)
+    evidence = Evidence(
+        np.array([prior[0]]),
+        np.array([prior[1]]),
+        np.array([sum(ended) - len(ended) * level]),
+        np.array([float(len(ended))]),
+    )
+    many = leave_one_out(evidence, np.zeros(running + 1, dtype=np.int64), reached, level, spread)
+    for own in range(running + 1):
+        others = [float(value) for at, value in enumerate(reached) if at != own]
+        mean, deviation = for_one(prior, ended, others, level, spread)
+        assert mean == pytest.approx(many.mean[own], abs=0.15) and deviation == pytest.approx(
+            many.deviation[own], rel=0.1
+        )

@@ -7,6 +7,8 @@ from typing import Annotated
 import typer
 
 from verl_pivot import __version__
+from verl_pivot.cli.fit import fit
+from verl_pivot.cli.plan import plan
 from verl_pivot.cli.simulate import simulate
 from verl_pivot.cli.trace import report, trace
 
@@ -55,5 +57,7 @@ def doctor(
 
 
 app.command()(simulate)
+app.command()(plan)
+app.command()(fit)
 app.command()(report)
 app.command()(trace)

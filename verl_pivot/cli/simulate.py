@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -23,12 +23,13 @@ _LEDGER = ("decode", "prefill", "update", "small_batches", "recomputed", "shifti
 def simulate(
     policy: Annotated[str, typer.Option(help="Name of the policy in the cost file.")] = "Qwen2.5-7B",
     judge: Annotated[str, typer.Option(help="Name of the judge in the cost file.")] = "Qwen3-30B-A3B",
-    gpus: Annotated[int, typer.Option(help="GPUs of the cluster.")] = 128,
+    gpus: Annotated[int, typer.Option(help="GPUs of the cluster; slots, with a file that verl-pivot fit wrote.")] = 128,
     gpu: Annotated[str, typer.Option(help="GPU in the cost file.")] = "H20",
     staleness: Annotated[int, typer.Option(help="Policy versions that rollout may run ahead.")] = 2,
     seed: Annotated[int, typer.Option(help="Seed of the workload: the same seed gives the same table.")] = 0,
     costs: Annotated[
-        Path | None, typer.Option(help="Cost file (JSON); default: the published figures.", show_default=False)
+        Path | None,
+        typer.Option(help="Cost file: of models, or of verl-pivot fit; default: published.", show_default=False),
     ] = None,
     steps: Annotated[int, typer.Option(help="Training steps that are measured.")] = 4,
     response_median: Annotated[float, typer.Option(help="Median tokens of a response.")] = 3000.0,
@@ -39,7 +40,7 @@ def simulate(
     judge_max: Annotated[int, typer.Option(help="Tokens at which a judgement is cut off.")] = 20480,
     prompts: Annotated[int, typer.Option(help="Prompts of a step.")] = 128,
     responses: Annotated[int, typer.Option(help="Responses to each prompt.")] = 16,
-    tries: Annotated[int, typer.Option(help="Splits of the slots to try for each deployment.")] = 6,
+    tries: Annotated[int, typer.Option(help="Splits of the slots to try for each deployment.")] = 16,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Also write all figures here.", show_default=False)
     ] = None,
@@ -56,29 +57,37 @@ def simulate(
     from rich.console import Console
 
     from verl_pivot.sim.cluster import Cluster
-    from verl_pivot.sim.models import CostFile
+    from verl_pivot.sim.models import CostFile, read_book
+    from verl_pivot.sim.scenario import Scenario
+    from verl_pivot.sim.simulation import SimulationStuck
     from verl_pivot.sim.workload import LengthSpec, Workload
 
-    if steps < 1 or tries < 1:
-        _refuse(f"--steps is {steps} and --tries is {tries}: both must be 1 or more")
+    for name, value in (("--steps", steps), ("--tries", tries), ("--prompts", prompts), ("--responses", responses)):
+        if value < 1:
+            _refuse(f"{name} is {value}: it must be 1 or more")
     try:
         workload = Workload(
             LengthSpec(response_median, response_sigma, response_max, correlation=0.5),
             LengthSpec(judge_median, judge_sigma, judge_max, correlation=0.3),
             prompts_per_step=prompts,
             responses_per_prompt=responses,
-            mini_batch_prompts=max(1, prompts // 4),
+            mini_batch_prompts=max(size for size in range(1, max(1, prompts // 4) + 1) if prompts % size == 0),
         )
-        cluster = Cluster.of(CostFile.read(costs), policy, judge, gpus, gpu)
-        scenario = cluster.scenario(workload, staleness=staleness, seed=seed)
+        book = read_book(costs) if costs is not None else None
+        if book is not None:
+            title = f"as measured in {costs}, {gpus} slots"
+            scenario = Scenario.from_book(title, book, gpus, workload, staleness=staleness, seed=seed)
+        else:
+            cluster = Cluster.of(CostFile.read(costs), policy, judge, gpus, gpu)
+            scenario = cluster.scenario(workload, staleness=staleness, seed=seed)
         if scenario.slots < 3:
-            raise ValueError(
-                f"gpus is {gpus}: that makes {scenario.slots} slots of {cluster.slot_gpus} GPUs, and three roles need "
-                f"at least 3"
-            )
+            raise ValueError(f"gpus is {gpus}: that makes {scenario.slots} slot(s), and three roles need at least 3")
     except ValueError as error:
         _refuse(str(error))
-    results = _compare(scenario, steps, tries)
+    try:
+        results = _compare(scenario, steps, tries)
+    except SimulationStuck as error:
+        _refuse(str(error))
     console = Console()
     console.print(_table(scenario, results))
     if json_file is not None:
@@ -89,7 +98,7 @@ def simulate(
             console.print(str(path))
 
 
-def _refuse(why: str) -> None:
+def _refuse(why: str) -> NoReturn:
     typer.echo(f"verl-pivot: {why}", err=True)
     raise typer.Exit(2)
 

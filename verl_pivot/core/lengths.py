@@ -16,7 +16,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from verl_pivot.core.prompt_effects import Evidence, Expected, Spread, SpreadEstimate, for_new, leave_one_out
+from verl_pivot.core.prompt_effects import (
+    Evidence,
+    Expected,
+    Spread,
+    SpreadEstimate,
+    for_new,
+    for_one,
+    leave_one_out,
+)
 from verl_pivot.core.survival import SurvivalCurve
 
 Vector = NDArray[np.float64]
@@ -26,6 +34,7 @@ LEVELS = (0.1, 0.3, 0.5, 0.7, 0.9)
 
 _ASSUMED = Spread(effect=0.6, residual=0.6)
 """Before anything was seen; responses of reasoning models vary about as much between prompts as within them."""
+_GOLDEN = 0.6180339887498949
 _PSEUDO = 32
 """Observations of the normal shape that a new curve starts with."""
 
@@ -37,7 +46,8 @@ class _Group:
     prompt: Hashable
     expected: int
     """Responses that the group will have."""
-    running: set[Hashable] = field(default_factory=set)
+    running: dict[Hashable, None] = field(default_factory=dict)
+    """In the order in which they began: sets would add up in another order in every process."""
     ended: list[float] = field(default_factory=list)
     """Log lengths."""
 
@@ -81,7 +91,9 @@ class LengthPredictor:
         """A sequence begins. ``siblings``: responses its group will have in all, itself included."""
         self._births += 1
         self._sequences[sequence] = _Sequence(group, 0, self._births)
-        self._groups.setdefault(group, _Group(prompt, siblings)).running.add(sequence)
+        known = self._groups.setdefault(group, _Group(prompt, siblings))
+        known.running[sequence] = None
+        known.expected = max(known.expected, len(known.running) + len(known.ended))
 
     def progress(self, tokens: Mapping[Hashable, int]) -> None:
         """Tokens generated so far, by sequence; unknown sequences are ignored."""
@@ -96,14 +108,15 @@ class LengthPredictor:
         if known is None:
             return
         length = math.log(max(1, tokens))
-        expected = self._expected([sequence], np.array([length]))
-        z = float((length - expected.mean[0]) / expected.deviation[0])
-        del self._sequences[sequence]
-        self._ended.append((known.birth, length, z, tokens >= self._max_tokens))
         group = self._groups[known.group]
-        group.running.discard(sequence)
+        group.running.pop(sequence, None)
+        others = [math.log(max(1, self._sequences[other].tokens)) for other in group.running]
+        prior, spread = self._prior(group.prompt), self._spread.spread()
+        mean, deviation = for_one(prior, group.ended, others, self._level, spread)
+        del self._sequences[sequence]
+        self._ended.append((known.birth, length, (length - mean) / deviation, tokens >= self._max_tokens))
         group.ended.append(length)
-        if len(group.ended) >= group.expected:
+        if len(group.ended) >= group.expected and not group.running:
             self._close(known.group)
         self._stale += 1
         if self._stale >= max(16, len(self._ended) // 16):
@@ -115,17 +128,30 @@ class LengthPredictor:
         if known is None:
             return
         group = self._groups[known.group]
-        group.running.discard(sequence)
+        group.running.pop(sequence, None)
         group.expected -= 1
-        if len(group.ended) >= group.expected:
+        if len(group.ended) >= group.expected and not group.running:
             self._close(known.group)
 
     def remaining(self, sequences: Iterable[Hashable], levels: tuple[float, ...] = LEVELS) -> Vector:
         """Remaining tokens [n, len(levels)] of running sequences, never beyond the budget. KeyError on unknown."""
+        return self.outlook(sequences, levels)[0]
+
+    def outlook(
+        self, sequences: Iterable[Hashable], levels: tuple[float, ...] = LEVELS, draws: int = 5
+    ) -> tuple[Vector, Vector]:
+        """``remaining``, and ``draws`` stratified values for each sequence [n, draws] which together are spread as the
+        lengths will be, the longest included: no single level says how long the longest of many runs."""
         asked = list(sequences)
+        if not asked:
+            return np.empty((0, len(levels))), np.empty((0, draws))
         tokens = np.array([self._sequences[sequence].tokens for sequence in asked], dtype=np.float64)
         reached = np.log(np.maximum(tokens, 1.0))
-        return self._beyond(self._expected(asked, reached), reached, tokens, levels)
+        expected = self._expected(asked, reached)
+        offsets = np.modf((np.arange(len(asked)) + 0.5) * _GOLDEN)[0]
+        strata = (np.arange(draws)[None, :] + offsets[:, None]) / draws
+        quantiles, spread = (self._beyond(expected, reached, tokens, at) for at in (np.asarray(levels), strata))
+        return quantiles, spread
 
     def total_of_new(self, prompts: Iterable[Hashable], levels: tuple[float, ...] = LEVELS) -> Vector:
         """Tokens [n, len(levels)] of responses to ``prompts`` that have not begun, by the prompts' history."""
@@ -133,13 +159,13 @@ class LengthPredictor:
         nothing = np.zeros(len(priors))
         evidence = Evidence(priors[:, 0], priors[:, 1], nothing, nothing)
         expected = for_new(evidence, np.arange(len(priors)), self._level, self._spread.spread())
-        return self._beyond(expected, np.full(len(priors), -np.inf), nothing, levels)
+        return self._beyond(expected, np.full(len(priors), -np.inf), nothing, np.asarray(levels))
 
-    def _beyond(self, expected: Expected, reached: Vector, tokens: Vector, levels: tuple[float, ...]) -> Vector:
+    def _beyond(self, expected: Expected, reached: Vector, tokens: Vector, levels: Vector) -> Vector:
         z = np.maximum((reached - expected.mean) / expected.deviation, self._curve.knots[0])
-        quantiles = self._curve.quantiles_beyond(z, np.asarray(levels))
+        quantiles = self._curve.quantiles_beyond(z, levels)
         totals = np.exp(np.minimum(expected.mean[:, None] + expected.deviation[:, None] * quantiles, 50.0))
-        budget = self._max_tokens - tokens[:, None]
+        budget = np.maximum(self._max_tokens - tokens[:, None], 0.0)
         return np.asarray(np.minimum(np.maximum(totals - tokens[:, None], 1.0), budget))
 
     def _expected(self, sequences: list[Hashable], reached: Vector) -> Expected:
@@ -230,7 +256,9 @@ class LengthPredictor:
         self._change = float(state["change"])
         self._births = int(state["births"])
         self._ended.extend((int(b), float(y), float(z), bool(cut)) for b, y, z, cut in state["ended"])
-        self._history.update({prompt: (float(e), float(v)) for prompt, e, v in state["history"]})
+        for prompt, effect, variance in state["history"]:
+            key = tuple(prompt) if isinstance(prompt, list) else prompt  # JSON knows no tuples
+            self._history[key] = (float(effect), float(variance))
         self._refit()
 
 

@@ -7,6 +7,7 @@ A sibling that still runs is a censored observation: it says "longer than this".
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,8 @@ Vector = NDArray[np.float64]
 Index = NDArray[np.int64]
 
 _NEWTON_STEPS = 5
+_ROOT_TWO = math.sqrt(2)
+_HALF_ROOT_TAU = math.sqrt(2 * math.pi) / 2
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,39 @@ def leave_one_out(evidence: Evidence, group: Index, reached: Vector, level: floa
     without = np.maximum(curvature[group] - bend, 1 / evidence.prior_variance[group])
     mean = effect[group] - slope / without
     return Expected(level + mean, np.sqrt(residual**2 + 1 / without))
+
+
+def for_one(
+    prior: tuple[float, float], ended: list[float], others: list[float], level: float, spread: Spread
+) -> tuple[float, float]:
+    """Mean and deviation of one sequence's log length, by its siblings alone; in plain floats, for one is asked often.
+
+    Args:
+        prior: mean and variance of the group's effect.
+        ended: log lengths of siblings that ended.
+        others: logarithms of the tokens that running siblings have, itself left out.
+    """
+    mean, variance = prior
+    square = spread.residual**2
+    effect, known = mean, sum(ended) - len(ended) * level
+    curvature = 1 / variance + len(ended) / square
+    for _ in range(_NEWTON_STEPS if others else 1):
+        gradient = (mean - effect) / variance + (known - len(ended) * effect) / square
+        curvature = 1 / variance + len(ended) / square
+        for reached in others:
+            z = (reached - level - effect) / spread.residual
+            hazard = _hazard(z)
+            gradient += hazard / spread.residual
+            curvature += max(hazard * (hazard - z), 1e-9) / square
+        effect += min(2.0, max(-2.0, gradient / curvature))
+    return level + effect, math.sqrt(square + 1 / curvature)
+
+
+def _hazard(z: float) -> float:
+    """Of a standard normal."""
+    if z > 8:
+        return z + 1 / z - 2 / z**3
+    return math.exp(-0.5 * z * z) / (_HALF_ROOT_TAU * math.erfc(z / _ROOT_TWO))
 
 
 def for_new(evidence: Evidence, group: Index, level: float, spread: Spread) -> Expected:

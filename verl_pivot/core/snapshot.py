@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from verl_pivot.core.backlog import Backlog
+from verl_pivot.core.backlog import Backlog, GroupBacklog
 from verl_pivot.core.costs import DecodeCost, ShiftCosts
 
 
@@ -113,6 +113,7 @@ class TrainView:
     """Predicted seconds that the present one, and a publish after it, will still take."""
     batches_to_publish: int = 1
     """(Mini-)batches until a new version is published, the present one included."""
+    batches_per_step: int = 1
     wanted_s: float = 0.0
     """Seconds since the lease was asked for; 0 unless it is wanted."""
     new_prompts: int = 0
@@ -136,6 +137,8 @@ class Snapshot:
     """When the last shift began; None before the first."""
     backlog: Mapping[Role, Backlog] = field(default_factory=dict)
     """Predicted work by inference role; absent where lengths are not predicted."""
+    groups: GroupBacklog | None = None
+    """What stands between groups and training; None where lengths are not predicted."""
     prefill_s_per_token: Mapping[Role, float] = field(default_factory=dict)
     """Of one slot, by inference role; absent where not measured."""
     batch_limit: Mapping[Role, float] = field(default_factory=dict)

@@ -67,8 +67,9 @@ class SurvivalCurve:
         return np.asarray(np.interp(hazards, self.hazards, self.knots) + beyond)
 
     def quantiles_beyond(self, reached: Vector, levels: Vector) -> Vector:
-        """Quantiles [n, q] at ``levels`` [q] of the final value, given that ``reached`` [n] has been passed."""
-        at_least = self.hazard(reached)[:, None] - np.log1p(-levels)[None, :]
+        """Quantiles [n, q] at ``levels`` ([q], or [n, q]) of the final value, given that ``reached`` [n] has been
+        passed."""
+        at_least = self.hazard(reached)[:, None] - np.log1p(-np.atleast_2d(levels))
         return np.maximum(self.inverse(at_least), reached[:, None])
 
 

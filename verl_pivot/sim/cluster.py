@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+from verl_pivot.core.cost_book import TrainCost
 from verl_pivot.core.costs import DecodeCost
 from verl_pivot.core.snapshot import Role
 from verl_pivot.sim.engine import EngineSpec
-from verl_pivot.sim.models import CostFile, Gpu, Model
-from verl_pivot.sim.scenario import Scenario, SimCosts, TrainCost
+from verl_pivot.sim.models import ACTIVATION_BYTES, MEMORY_SHARE, CostFile, Gpu, Model
+from verl_pivot.sim.scenario import Scenario, SimCosts
 from verl_pivot.sim.workload import Workload
 
+TRAIN_BYTES_PER_PARAMETER = 16
+"""Weights and gradients in bfloat16, master weights and two Adam moments in float32."""
 FORWARD_PASSES = 1.0
 """Passes without gradient over each trained token, for its old log-probability: a third of an update each."""
 
@@ -71,7 +75,20 @@ class Cluster:
             staleness=staleness,
             seed=seed,
             weight_bytes=int(self.policy.weight_bytes),
+            least_train_slots=self._least_train_slots(),
         )
+
+    def _least_train_slots(self) -> int:
+        """Raises ValueError when all GPUs together do not hold the state of training."""
+        state_bytes = TRAIN_BYTES_PER_PARAMETER * self.policy.parameters
+        slot_bytes = self.slot_gpus * (MEMORY_SHARE * self.gpu.memory_bytes - ACTIVATION_BYTES)
+        least = math.ceil(state_bytes / slot_bytes)
+        if least > self.gpus // self.slot_gpus:
+            raise ValueError(
+                f"gpus is {self.gpus}: training {self.policy.name} takes {state_bytes / 1e9:.0f} GB, which "
+                f"{self.gpus} x {self.gpu.name} do not hold; use at least {least * self.slot_gpus} GPUs"
+            )
+        return least
 
 
 def slot_decode_cost(cost: DecodeCost, engines: int) -> DecodeCost:

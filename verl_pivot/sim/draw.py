@@ -1,4 +1,4 @@
-"""The lengths of everything that a simulated run will do: drawn once from the seed, the same for every deployment."""
+"""The lengths of everything that a simulated run will do: drawn once, or given; the same for every deployment."""
 
 from __future__ import annotations
 
@@ -11,27 +11,35 @@ from verl_pivot.core.snapshot import Role
 from verl_pivot.sim.engine import SimSequence
 from verl_pivot.sim.scenario import Scenario
 from verl_pivot.sim.training import GradedGroup
+from verl_pivot.sim.workload import Counts
 
 
 class Draws:
     """Lengths [steps, prompts, responses] of responses and judgements; groups are numbered step x prompts + prompt."""
 
-    def __init__(self, scenario: Scenario, steps: int) -> None:
+    def __init__(
+        self, scenario: Scenario, responses_tokens: Counts, judgement_tokens: Counts, prompt_of: Counts
+    ) -> None:
+        """``prompt_of``: number of each prompt in the data set [steps, prompts]; the same number is the same prompt."""
         work = scenario.workload
         self._scenario, self._work = scenario, work
+        self.responses_tokens, self.judgement_tokens, self.prompt_of = responses_tokens, judgement_tokens, prompt_of
+        prompt = work.prompt_tokens + responses_tokens + work.judge_template_tokens
+        self.judge_prompt_tokens = np.minimum(prompt, work.judge_prompt_tokens_max)
+
+    @classmethod
+    def seeded(cls, scenario: Scenario, steps: int) -> Draws:
+        """From the workload's distributions and the scenario's seed."""
+        work = scenario.workload
         rng = np.random.default_rng(scenario.seed)
         effects = rng.standard_normal((work.distinct_prompts, 2))
         prompts, responses = work.prompts_per_step, work.responses_per_prompt
-        self.prompt_of = (np.arange(steps * prompts) % work.distinct_prompts).reshape(steps, prompts)
-        self.responses_tokens = np.empty((steps, prompts, responses), dtype=np.int64)
-        self.judgement_tokens = np.empty_like(self.responses_tokens)
+        prompt_of = (np.arange(steps * prompts) % work.distinct_prompts).reshape(steps, prompts)
+        lengths = np.empty((2, steps, prompts, responses), dtype=np.int64)
         for step in range(steps):
-            progress = step / steps
-            of = self.prompt_of[step]
-            self.responses_tokens[step] = work.response.draw(rng, effects[of, 0], responses, progress)
-            self.judgement_tokens[step] = work.judgement.draw(rng, effects[of, 1], responses, progress)
-        prompt = work.prompt_tokens + self.responses_tokens + work.judge_template_tokens
-        self.judge_prompt_tokens = np.minimum(prompt, work.judge_prompt_tokens_max)
+            for kind, spec in enumerate((work.response, work.judgement)):
+                lengths[kind, step] = spec.draw(rng, effects[prompt_of[step], kind], responses, step / steps)
+        return cls(scenario, lengths[0], lengths[1], prompt_of)
 
     def responses(self, step: int) -> list[SimSequence]:
         """Requests of one step, prompt by prompt."""
@@ -66,14 +74,14 @@ class Draws:
         prompts = self._work.prompt_tokens * self._work.responses_per_prompt
         return GradedGroup(step, tokens, tokens + prompts)
 
-    def context_tokens(self) -> dict[Role, float]:
-        """Mean tokens held by a running sequence, over the time it runs."""
+    def context_tokens(self, step: int) -> dict[Role, float]:
+        """Mean tokens held by a running sequence of ``step``, over the time it runs."""
         held = {}
         for role, prompt, total in (
-            (Role.ROLLOUT, float(self._work.prompt_tokens), self.responses_tokens),
-            (Role.GENRM, self.judge_prompt_tokens, self.judgement_tokens),
+            (Role.ROLLOUT, float(self._work.prompt_tokens), self.responses_tokens[step]),
+            (Role.GENRM, self.judge_prompt_tokens[step], self.judgement_tokens[step]),
         ):
-            held[role] = float(np.sum(total * (prompt + total / 2)) / np.sum(total))
+            held[role] = float(np.sum(total * (prompt + (total - 1) / 2)) / np.sum(total))
         return held
 
     def work(self, step: int, peaks: Mapping[Role, RolePeak], staleness: int) -> StepWork:
@@ -88,7 +96,9 @@ class Draws:
             rollout, judge = peaks[Role.ROLLOUT], peaks[Role.GENRM]
             longest = responses * rollout.step_latency_s + judgements * judge.step_latency_s
             prefill = self.judge_prompt_tokens[step] * judge.prefill_s_per_token
-            last = train_slot_s / scenario.slots / work.mini_batches
+            # The last update is of one mini-batch, at best of the smallest groups.
+            smallest = np.sort(responses.sum(axis=1))[: work.mini_batch_prompts].sum()
+            last = scenario.train.slot_s_per_token * float(smallest) / scenario.slots
             chain_s = float(np.max(longest + prefill)) + last
         return StepWork(
             {Role.ROLLOUT: float(responses.sum()), Role.GENRM: float(judgements.sum())},

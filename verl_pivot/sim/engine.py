@@ -117,12 +117,12 @@ class SimEngine:
             self._run(min(done, steps), latency_s)
             if done < steps:
                 break
-            self._make_room()
             while self._running and self._running[0][0] <= self._steps:
                 sequence = heapq.heappop(self._running)[2]
                 sequence.generated_tokens = sequence.total_tokens
                 self._context_tokens -= sequence.context_tokens
                 ended.append(sequence)
+            self._make_room()
             self._admit(self._step_start_s)
         if not self._running:
             self._step_start_s = max(self._step_start_s, now_s)
@@ -163,6 +163,19 @@ class SimEngine:
             self._running = kept
             heapq.heapify(self._running)
         return taken
+
+    def close(self, now_s: float) -> list[SimSequence]:
+        """End the engine; returns all its sequences. Time that was booked ahead, for prefill or a pause that has not
+        passed, is taken back: most of what was prefilled last was never there."""
+        ahead_s = max(0.0, self._step_start_s - now_s)
+        paused_s = min(ahead_s, self.counts.paused_s)
+        self.counts.paused_s -= paused_s
+        if self.spec.prefill_s_per_token > 0 and self.counts.prefill_tokens:
+            tokens = min(self.counts.prefill_tokens, int((ahead_s - paused_s) / self.spec.prefill_s_per_token))
+            again = self.counts.recomputed_tokens * tokens // self.counts.prefill_tokens
+            self.counts.prefill_tokens -= tokens
+            self.counts.recomputed_tokens -= again
+        return self.evict()
 
     def inside(self) -> list[SimSequence]:
         """All sequences, tokens up to date."""

@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from verl_pivot.core.cost_book import KIND, CostBook, CostBookError
 from verl_pivot.core.costs import DecodeCost
 
 BYTES_PER_PARAMETER = 2
@@ -36,6 +37,20 @@ Qwen3.5-122B-A10B only every fourth layer keeps a KV cache that grows. A cost fi
 
 class CostFileError(ValueError):
     """A cost file cannot be used; the message names the file, the entry and the figure."""
+
+
+def read_book(path: Path) -> CostBook | None:
+    """The cost book in ``path``; None when the file is of another kind. Raises CostFileError that names the figure."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise CostFileError(f"cost file {path} cannot be read: {error}") from None
+    if not isinstance(content, Mapping) or content.get("kind") != KIND:
+        return None
+    try:
+        return CostBook.from_json(content)
+    except CostBookError as error:
+        raise CostFileError(f"cost file {path}: {error}") from None
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ class Recorder:
                     "running": slot.load.running,
                     "waiting": slot.load.waiting,
                     "tokens_per_s": slot.load.tokens_per_s,
+                    "context_tokens": slot.load.context_tokens,
                 }
                 for slot in snapshot.slots
             }
@@ -43,7 +44,7 @@ class Recorder:
 
     def events(self, simulation: Simulation) -> list[Event]:
         """All events of the finished run, sorted by time."""
-        found = [*self._seen, *_slot_events(simulation), *_trainer_events(simulation)]
+        found = [*_slot_events(simulation), *self._seen, *_trainer_events(simulation)]
         return cast(list[Event], sorted(found, key=lambda event: event["t_s"]))
 
 

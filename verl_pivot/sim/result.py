@@ -30,7 +30,7 @@ class SimResult:
     """What a step takes at least, at the staleness of the scenario."""
     shifts: int
     migrated: int
-    """Sequences that shifts and evening out moved."""
+    """Sequences that shifts cut off."""
     preemptions: int
     ledger: Ledger
 
@@ -84,10 +84,14 @@ def measure(simulation: Simulation, warmup: int) -> SimResult:
     if not 0 <= warmup < len(steps):
         raise ValueError(f"warmup is {warmup}: it must be from 0 to {len(steps) - 1}, the steps less one")
     scenario, layout, draws = simulation.scenario, simulation.layout, simulation.draws
-    peak = scenario.peaks(draws.context_tokens())
+    numbers = range(warmup, len(steps))
+    peaks = [scenario.peaks(draws.context_tokens(number)) for number in numbers]
     first, last = marks[warmup], marks[-1]
     spent_s = last.at_s - first.at_s
-    bounds = [bound_s(draws.work(n, peak, scenario.staleness), peak, scenario.slots) for n in range(warmup, len(steps))]
+    bounds = [
+        bound_s(draws.work(number, peak, scenario.staleness), peak, scenario.slots)
+        for number, peak in zip(numbers, peaks, strict=True)
+    ]
     counts = [last.engines[role].preemptions - first.engines[role].preemptions for role in last.engines]
     return SimResult(
         deployment=layout.deployment,
@@ -100,5 +104,5 @@ def measure(simulation: Simulation, warmup: int) -> SimResult:
         shifts=sum(first.at_s <= shift.start_s for shift in simulation.slots.shifts),
         migrated=sum(shift.evicted for shift in simulation.slots.shifts if first.at_s <= shift.start_s),
         preemptions=sum(counts),
-        ledger=Ledger.between(first, last, scenario.slots, layout.train_slots, peak),
+        ledger=Ledger.between(first, last, scenario.slots, layout.train_slots, peaks[len(peaks) // 2]),
     )

@@ -55,8 +55,9 @@ class SimRouter:
 
     def resubmit(self, sequences: Iterable[SimSequence]) -> None:
         """Sequences that an engine gave up."""
-        for sequence in sequences:
-            (self._ahead if sequence.started else self._line).append(sequence)
+        given_up = list(sequences)
+        self._ahead.extend(sequence for sequence in given_up if sequence.started)
+        self._line.extendleft(sequence for sequence in reversed(given_up) if not sequence.started)
         self.hand_out()
 
     def hand_out(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from verl_pivot.core.bound import RolePeak
+from verl_pivot.core.cost_book import CostBook, TrainCost
 from verl_pivot.core.snapshot import Role
 from verl_pivot.sim.engine import EngineSpec
 from verl_pivot.sim.workload import Workload
@@ -28,34 +29,22 @@ class SimCosts:
     """Weights from trainer to parameter store."""
     reload_s: float = 2.0
     """An awake rollout engine takes a new version."""
+    measured_shift_s: Mapping[tuple[Role, Role], float] = field(default_factory=dict)
+    """By (source, target), where it is known better."""
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
+        named = {name: value for name, value in vars(self).items() if isinstance(value, float | int)}
+        named |= {f"measured_shift_s[{a}->{b}]": value for (a, b), value in self.measured_shift_s.items()}
+        for name, value in named.items():
             if not math.isfinite(value) or value < 0:
                 raise ValueError(f"costs.{name} is {value}: it must be a number, 0 or more")
 
     def shift_s(self, source: Role, target: Role) -> float:
+        if (source, target) in self.measured_shift_s:
+            return self.measured_shift_s[source, target]
         if target is Role.TRAIN:
             return self.to_train_s
         return self.from_train_s if source is Role.TRAIN else self.inference_shift_s
-
-
-@dataclass(frozen=True)
-class TrainCost:
-    """One optimizer step, with all that belongs to it."""
-
-    slot_s_per_token: float
-    """Seconds of one slot for each prompt and response token; several slots share them evenly."""
-    fixed_s: float = 1.0
-    """Whatever the size of the batch."""
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if not math.isfinite(value) or value < 0:
-                raise ValueError(f"train.{name} is {value}: it must be a number, 0 or more")
-
-    def update_s(self, tokens: float, slots: int) -> float:
-        return self.fixed_s + self.slot_s_per_token * tokens / slots
 
 
 @dataclass(frozen=True)
@@ -73,6 +62,8 @@ class Scenario:
     seed: int = 0
     weight_bytes: int = 0
     """Of the policy; for the record only."""
+    least_train_slots: int = 1
+    """Slots whose memory holds the state of training."""
 
     def __post_init__(self) -> None:
         if self.slots < 1:
@@ -89,6 +80,20 @@ class Scenario:
                     f"the KV cache of a slot in {role} holds {self.engines[role].kv_tokens} tokens, fewer than the "
                     f"longest sequence has ({tokens}); use a larger tensor parallel size or a smaller maximum"
                 )
+
+    @classmethod
+    def from_book(
+        cls, title: str, book: CostBook, slots: int, workload: Workload, *, staleness: int = 0, seed: int = 0
+    ) -> Scenario:
+        """A cluster of ``slots`` slots like those that ``book`` was measured on. Pairs of roles that never shifted
+        there cost what the slowest pair did."""
+        engines = {
+            role: EngineSpec(costs.decode, costs.prefill_s_per_token, costs.kv_tokens, costs.max_sequences)
+            for role, costs in book.roles.items()
+        }
+        slowest_s = max(book.shift_s.values(), default=0.0)
+        costs = SimCosts(slowest_s, slowest_s, slowest_s, book.publish_s, book.reload_s, dict(book.shift_s))
+        return cls(title, slots, engines, book.train, workload, costs, staleness, seed)
 
     def update_s(self, tokens: float, slots: int) -> float:
         """One optimizer step over ``tokens`` prompt and response tokens on ``slots`` slots."""

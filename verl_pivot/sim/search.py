@@ -15,8 +15,8 @@ from verl_pivot.sim.simulation import SimulationStuck
 
 def first_guess(scenario: Scenario) -> Split:
     """Slots in proportion to the least work of each role."""
-    draws = Draws(scenario, 1)
-    peak = scenario.peaks(draws.context_tokens())
+    draws = Draws.seeded(scenario, 1)
+    peak = scenario.peaks(draws.context_tokens(0))
     work: StepWork = draws.work(0, peak, scenario.staleness)
     busy = {
         role: work.decode_tokens[role] / peak[role].tokens_per_s
@@ -25,7 +25,7 @@ def first_guess(scenario: Scenario) -> Split:
     }
     total = sum(busy.values()) + work.train_slot_s
     slots = scenario.slots
-    train = min(slots - 2, max(1, round(slots * work.train_slot_s / total)))
+    train = min(slots - 2, max(1, scenario.least_train_slots, round(slots * work.train_slot_s / total)))
     share = busy[Role.ROLLOUT] / sum(busy.values())
     rollout = min(slots - train - 1, max(1, round((slots - train) * share)))
     return Split(train, rollout, slots - train - rollout)
@@ -61,20 +61,21 @@ def best_split(
         return known[split]
 
     best, stride = first_guess(scenario), max(1, scenario.slots // 8)
+    rate(best)
     while len(known) < tries:
-        looked_at = [best, *_neighbours(best, stride)][: tries - len(known) + 1]
-        better = max(looked_at, key=rate)
+        near = [split for split in _neighbours(best, stride, scenario.least_train_slots) if split not in known]
+        better = max([best, *near[: tries - len(known)]], key=rate)
         if better != best:
             best = better
         elif stride > 1:
             stride //= 2
-        else:
+        elif not near:
             break
     return best
 
 
-def _neighbours(split: Split, stride: int) -> list[Split]:
-    """All splits with ``stride`` slots moved from one pool to another; no pool becomes empty."""
+def _neighbours(split: Split, stride: int, least_train: int) -> list[Split]:
+    """All splits with ``stride`` slots moved from one pool to another; none becomes empty, or too small to train."""
     pools = (split.train, split.rollout, split.genrm)
     found = []
     for source in range(3):
@@ -82,6 +83,6 @@ def _neighbours(split: Split, stride: int) -> list[Split]:
             moved = list(pools)
             moved[source] -= stride
             moved[target] += stride
-            if source != target and min(moved) >= 1:
+            if source != target and min(moved) >= 1 and moved[0] >= least_train:
                 found.append(Split(*moved))
     return found

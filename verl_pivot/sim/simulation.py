@@ -8,13 +8,11 @@ from typing import Any
 
 import simpy
 
-from verl_pivot.core.backlog import Backlog
-from verl_pivot.core.costs import DecodeCost, ShiftCosts
 from verl_pivot.core.evening import excess
 from verl_pivot.core.plan import Plan, Planner
 from verl_pivot.core.registry import make_planner
 from verl_pivot.core.settings import PlannerSettings
-from verl_pivot.core.snapshot import LeaseState, Role, RoleDemand, Snapshot, TrainView
+from verl_pivot.core.snapshot import LeaseState, Role, Snapshot
 from verl_pivot.observe.kinds import reason_class
 from verl_pivot.sim.deployments import Layout
 from verl_pivot.sim.draw import Draws
@@ -24,6 +22,7 @@ from verl_pivot.sim.ledger import Mark
 from verl_pivot.sim.scenario import INFERENCE_ROLES, Scenario
 from verl_pivot.sim.slots import SimSlot, SimSlots
 from verl_pivot.sim.training import SimTrainer
+from verl_pivot.sim.view import StepsOpen, View, Warped
 
 EVENING_S = 5.0
 
@@ -40,17 +39,15 @@ class Failure:
     slot_id: int
 
 
-@dataclass(frozen=True)
-class Warped:
-    """How far the costs that planners see are from the true ones, as factors."""
-
-    decode: float = 1.0
-    shift: float = 1.0
-    lengths: float = 1.0
-
-
 class Simulation:
-    """A run of ``steps`` steps of ``scenario`` under ``layout``."""
+    """A run of ``steps`` steps of ``scenario`` under ``layout``.
+
+    Args:
+        draws: lengths of ``steps`` + staleness steps; default: seeded ones.
+        warped: what planners get wrong.
+        failures: slots that are lost.
+        on_plan: told every snapshot and plan.
+    """
 
     def __init__(
         self,
@@ -59,7 +56,8 @@ class Simulation:
         *,
         steps: int,
         settings: PlannerSettings | None = None,
-        warped: Warped = Warped(),
+        draws: Draws | None = None,
+        warped: Warped | None = None,
         failures: tuple[Failure, ...] = (),
         on_plan: Callable[[Snapshot, Plan], None] | None = None,
     ) -> None:
@@ -68,24 +66,25 @@ class Simulation:
         self._steps = steps
         self._settings = replace(settings or PlannerSettings(), name=layout.planner)
         self._planner: Planner = make_planner(layout.planner, self._settings)
-        self._warped, self._failures, self._on_plan = warped, failures, on_plan
+        warped = warped if warped is not None else Warped()
+        self._failures, self._on_plan = failures, on_plan
         self.staleness = 0 if layout.whole_steps else scenario.staleness
         self._fed_steps = steps + self.staleness
-        self.draws = Draws(scenario, self._fed_steps)
-        self._forecasts = {role: Forecast(scenario, role, warped.lengths) for role in INFERENCE_ROLES}
-        self._foresees = layout.planner == "lookahead"
+        self.draws = draws if draws is not None else Draws.seeded(scenario, steps + scenario.staleness)
+        self._forecast = Forecast(scenario, warped.lengths) if layout.planner == "lookahead" else None
         hosts = zip(layout.first_role, layout.can_host, strict=True)
         slots = [SimSlot(at, role, can) for at, (role, can) in enumerate(hosts)]
         self.slots = SimSlots(self.env, scenario, slots, self._on_ended, self._poke)
         self.trainer = SimTrainer(
             self.env,
             scenario,
-            slots=layout.train_slots,
+            slots=self.slots.train_slots,
             whole_steps=layout.whole_steps,
             staleness=self.staleness,
             poke=self._poke,
             publish=self._on_publish,
         )
+        self._view = View(self.env, scenario, self.slots, self.trainer, self._forecast, warped, self.staleness)
         self._submitted_steps = 0
         self._judged: dict[int, list[SimSequence]] = {}
         self._poked = self.env.event()
@@ -108,51 +107,8 @@ class Simulation:
         if len(self.trainer.steps) < self._steps:
             raise SimulationStuck(self._whereabouts())
 
-    def snapshot(self) -> Snapshot:
-        """What the planner sees now."""
-        for role in INFERENCE_ROLES:
-            self.slots.sync(role)
-        routers = self.slots.routers
-        return Snapshot(
-            now_s=self.env.now,
-            slots=self.slots.views(),
-            demand={role: RoleDemand(routers[role].queued, routers[role].inflight) for role in INFERENCE_ROLES},
-            train=self._train_view(),
-            decode={role: _scaled(self.slots.specs[role].decode, self._warped.decode) for role in INFERENCE_ROLES},
-            shift_costs=self._shift_costs(),
-            policy_version=self.trainer.version,
-            last_shift_s=self.slots.last_shift_s,
-            backlog={role: self._backlog(role) for role in INFERENCE_ROLES} if self._foresees else {},
-            prefill_s_per_token={role: self.slots.specs[role].prefill_s_per_token for role in INFERENCE_ROLES},
-            batch_limit={role: self._batch_limit(role) for role in INFERENCE_ROLES},
-            staleness=self.staleness,
-        )
-
-    def _backlog(self, role: Role) -> Backlog:
-        forecast, router = self._forecasts[role], self.slots.routers[role]
-        if not forecast.is_due(self.env.now):
-            return forecast.backlog([], self.env.now)
-        inside = [sequence for engine in router.engines.values() for sequence in engine.inside()]
-        return forecast.backlog([*inside, *router.waiting()], self.env.now)
-
-    def _batch_limit(self, role: Role) -> float:
-        """Sequences of present size that fit into a slot's memory."""
-        engines = self.slots.routers[role].engines.values()
-        running = sum(engine.running for engine in engines)
-        context = sum(engine.context_tokens for engine in engines)
-        spec = self.slots.specs[role]
-        return min(float(spec.max_sequences), spec.kv_tokens * running / context if context else 256.0)
-
-    def _train_view(self) -> TrainView:
-        work = self.scenario.workload
-        open_groups = self._submitted_steps * work.prompts_per_step - self.trainer.groups_seen
-        more = self._submitted_steps < self._fed_steps
-        return self.trainer.view(open_groups, work.prompts_per_step * work.responses_per_prompt if more else 0)
-
-    def _shift_costs(self) -> ShiftCosts:
-        pairs = {(a, b): self.scenario.costs.shift_s(a, b) * self._warped.shift for a in Role for b in Role if a != b}
-        context = 2000 * self.slots.specs[Role.ROLLOUT].prefill_s_per_token
-        return ShiftCosts(pairs, migrate_s=(0.1 + context) * self._warped.shift)
+    def _steps_open(self) -> StepsOpen:
+        return StepsOpen(self._submitted_steps, self._submitted_steps < self._fed_steps)
 
     # ---- work ---------------------------------------------------------------------------------------------------
 
@@ -164,18 +120,18 @@ class Simulation:
             sequences = self.draws.responses(step)
             for sequence in sequences:
                 sequence.version = self.trainer.version
-            if self._foresees:
-                self._forecasts[Role.ROLLOUT].begin(sequences)
+            if self._forecast is not None:
+                self._forecast.roles[Role.ROLLOUT].begin(sequences)
             self.slots.routers[Role.ROLLOUT].submit(sequences)
         self._poke()
 
     def _on_ended(self, role: Role, sequences: list[SimSequence]) -> None:
-        if self._foresees:
-            self._forecasts[role].end(sequences)
+        if self._forecast is not None:
+            self._forecast.roles[role].end(sequences)
         if role is Role.ROLLOUT:
             judgements = [self.draws.judgement(sequence) for sequence in sequences]
-            if self._foresees:
-                self._forecasts[Role.GENRM].begin(judgements)
+            if self._forecast is not None:
+                self._forecast.roles[Role.GENRM].begin(judgements)
             self.slots.routers[Role.GENRM].submit(judgements)
         else:
             for sequence in sequences:
@@ -216,15 +172,14 @@ class Simulation:
     def _plan_once(self) -> None:
         if self.trainer.lease is LeaseState.WANTED and self.slots.all_train():
             self.trainer.grant()
-        snapshot = self.snapshot()
+        snapshot = self._view.snapshot(self._steps_open())
         plan = self._planner.plan(snapshot)
         if self._on_plan is not None:
             self._on_plan(snapshot, plan)
         self.plans += 1
         told = reason_class(plan.reason)
         self.reasons[told] = self.reasons.get(told, 0) + 1
-        for shift in plan.shifts:
-            self.slots.begin(shift)
+        self.slots.begin(plan.shifts)
         self._even_out()
 
     def _even_out(self) -> None:
@@ -254,23 +209,19 @@ class Simulation:
         while True:
             yield self.env.timeout(3600)
             state = (
-                len(self.trainer.steps),
                 len(self.trainer.spans),
+                len(self.slots.shifts),
                 *(self.slots.totals(role).generated_tokens for role in INFERENCE_ROLES),
             )
-            if state == seen:
+            if state == seen and self.env.now >= self.trainer.busy_until_s:
                 return
             seen = state
 
     def _whereabouts(self) -> str:
         counts = ", ".join(f"{n} {role}" for role, n in self.slots.role_counts().items())
         queued = ", ".join(f"{r.queued} wait for {role}, {r.inflight} run" for role, r in self.slots.routers.items())
-        view = self._train_view()
+        view = self._view.train(self._steps_open())
         return (
             f"step {len(self.trainer.steps) + 1} of {self._steps} never ends: slots are {counts}; {queued}; training "
             f"({view.lease}) has {view.groups_ready} of {view.groups_needed} groups"
         )
-
-
-def _scaled(cost: DecodeCost, factor: float) -> DecodeCost:
-    return DecodeCost(**{name: value * factor for name, value in cost.to_dict().items()})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,17 +90,32 @@ class SimSlots:
 
     def all_train(self) -> bool:
         """Every slot that can train does."""
-        able = [s for s in self.slots.values() if Role.TRAIN in s.can_host and s.status is not SlotStatus.FAILED]
-        return all(slot.role is Role.TRAIN and slot.status is SlotStatus.SERVING for slot in able)
+        able = self._able_to_train()
+        return bool(able) and all(s.role is Role.TRAIN and s.status is SlotStatus.SERVING for s in able)
 
-    def begin(self, shift: Shift) -> None:
-        """Carry out one shift of a plan."""
-        slot = self.slots[shift.slot_id]
-        if slot.status is not SlotStatus.SERVING or slot.role is shift.target:
-            raise ValueError(f"slot {slot.slot_id} ({slot.status}, {slot.role}) cannot shift to {shift.target}")
-        if shift.target not in slot.can_host:
-            raise ValueError(f"slot {slot.slot_id} cannot host {shift.target}")
-        self._env.process(self._shift(slot, shift))
+    def train_slots(self) -> int:
+        """Slots that can train and have not failed."""
+        return len(self._able_to_train())
+
+    def _able_to_train(self) -> list[SimSlot]:
+        return [s for s in self.slots.values() if Role.TRAIN in s.can_host and s.status is not SlotStatus.FAILED]
+
+    def begin(self, shifts: Iterable[Shift]) -> None:
+        """Carry out the shifts of a plan: all their slots close before any sequence goes elsewhere."""
+        evicted: dict[Role, list[SimSequence]] = {role: [] for role in INFERENCE_ROLES}
+        for shift in shifts:
+            slot = self.slots[shift.slot_id]
+            if slot.status is not SlotStatus.SERVING or slot.role is shift.target:
+                raise ValueError(f"slot {slot.slot_id} ({slot.status}, {slot.role}) cannot shift to {shift.target}")
+            if shift.target not in slot.can_host:
+                raise ValueError(f"slot {slot.slot_id} cannot host {shift.target}")
+            taken = self._close(slot)
+            slot.status, slot.target = SlotStatus.SHIFTING, shift.target
+            if taken:
+                evicted[slot.role] += taken
+            self._env.process(self._shift(slot, shift, len(taken)))
+        for role, sequences in evicted.items():
+            self.routers[role].resubmit(sequences)
 
     def fail(self, slot_id: int) -> None:
         """The slot is lost; its sequences go elsewhere."""
@@ -149,21 +164,15 @@ class SimSlots:
                 counts[slot.role] += 1
         return counts
 
-    def _shift(self, slot: SimSlot, shift: Shift) -> Generator[Any, Any, None]:
+    def _shift(self, slot: SimSlot, shift: Shift, evicted: int) -> Generator[Any, Any, None]:
         start_s = self._env.now
         self.last_shift_s = start_s
-        evicted = self._close(slot)
-        slot.status, slot.target = SlotStatus.SHIFTING, shift.target
-        if slot.role in self.routers:
-            self.routers[slot.role].resubmit(evicted)
         yield self._env.timeout(self._scenario.costs.shift_s(slot.role, shift.target))
         if slot.status is not SlotStatus.SHIFTING:
             return  # failed meanwhile
         source, slot.role, slot.target = slot.role, shift.target, None
         slot.status, slot.since_s = SlotStatus.SERVING, self._env.now
-        self.shifts.append(
-            ShiftRecord(slot.slot_id, source, slot.role, start_s, self._env.now, len(evicted), shift.reason)
-        )
+        self.shifts.append(ShiftRecord(slot.slot_id, source, slot.role, start_s, self._env.now, evicted, shift.reason))
         self.shifting_s += self._env.now - start_s
         self._open(slot)
         self._on_shifted()
@@ -178,7 +187,7 @@ class SimSlots:
         if slot.engine is None:
             return []
         self._sync(slot)
-        evicted = slot.engine.evict()
+        evicted = slot.engine.close(self._env.now)
         _add(self.counts[slot.role], slot.engine.counts)
         self.routers[slot.role].mask(slot.slot_id)
         slot.engine = None

@@ -36,7 +36,7 @@ class GradedGroup:
 
 
 class SimTrainer:
-    """One training unit over all slots that can host training.
+    """One training unit over all slots that can host training, of which ``slots`` counts those that live.
 
     ``poke``: ask the controller for a plan. ``publish``: make rollout engines take the new version.
     """
@@ -46,7 +46,7 @@ class SimTrainer:
         env: simpy.Environment,
         scenario: Scenario,
         *,
-        slots: int,
+        slots: Callable[[], int],
         whole_steps: bool,
         staleness: int,
         poke: Callable[[], None],
@@ -66,9 +66,9 @@ class SimTrainer:
         # Before the first group: a quarter of what responses may have at most.
         work = scenario.workload
         self._tokens_per_group = work.responses_per_prompt * (work.prompt_tokens + work.response.max_tokens / 4)
-        self._busy_until_s = 0.0
+        self.busy_until_s = 0.0
         self._wanted_since_s = 0.0
-        self._batch = 0
+        self._batch, self._step = 0, 0
         self._changed = env.event()
         self.lease = LeaseState.FREE
         self.version = 0
@@ -79,14 +79,18 @@ class SimTrainer:
 
     def view(self, groups_submitted_and_not_ready: int, new_prompts: int) -> TrainView:
         tokens = self._tokens_per_group * self._groups_needed
+        is_last = self._batch >= self._batches - 1
+        ready = len(self._ready)
         return TrainView(
             self.lease,
-            len(self._ready),
+            # A batch that has to wait for others is not ready: its slots are of use elsewhere.
+            ready if self._can_begin() else min(ready, self._groups_needed - 1),
             self._groups_needed,
             groups_open=groups_submitted_and_not_ready,
-            update_s=self._scenario.update_s(tokens, self._slots),
-            busy_s=max(0.0, self._busy_until_s - self._env.now),
-            batches_to_publish=self._batches - self._batch,
+            update_s=self._scenario.update_s(tokens, max(1, self._slots())),
+            busy_s=max(0.0, self.busy_until_s - self._env.now) + is_last * self._scenario.costs.publish_s,
+            batches_to_publish=max(1, self._batches - self._batch),
+            batches_per_step=self._batches,
             wanted_s=self._env.now - self._wanted_since_s if self.lease is LeaseState.WANTED else 0.0,
             new_prompts=new_prompts,
         )
@@ -111,12 +115,13 @@ class SimTrainer:
         """The trainer's process: ``steps`` steps."""
         env = self._env
         for step in range(steps):
+            self._step = step
             tokens = groups = 0
             waited_s = 0.0
             for batch_number in range(self._batches):
                 self._batch = batch_number
                 since_s = env.now
-                while not self._can_begin(step):
+                while not self._can_begin():
                     yield self._wait()
                 waited_s += env.now - since_s
                 if self.lease is LeaseState.FREE:
@@ -125,11 +130,11 @@ class SimTrainer:
                 while self.lease is not LeaseState.HELD:
                     yield self._wait()
                 batch = self._take()
-                yield from self._spend("update", self._scenario.update_s(sum(g.tokens for g in batch), self._slots))
+                yield from self._spend("update", self._scenario.update_s(sum(g.tokens for g in batch), self._slots()))
                 tokens += sum(group.response_tokens for group in batch)
                 groups += len(batch)
-                is_last = groups >= self._scenario.workload.prompts_per_step
-                if not is_last and len(self._ready) < self._groups_needed:
+                self._batch = batch_number + 1
+                if self._batch < self._batches and not self._can_begin():
                     self._release()
             yield from self._spend("publish", self._scenario.costs.publish_s)
             self.version += 1
@@ -137,17 +142,22 @@ class SimTrainer:
             self._publish(self.version)
             self._release()
 
-    def _can_begin(self, step: int) -> bool:
-        """A batch is ready, and leaves room in this step for all that may be trained in no later one."""
+    def _can_begin(self) -> bool:
+        """A batch is ready, and nothing is missing that may be trained on in no later step: what step ``s`` submits may
+        lag by ``staleness`` versions when it is trained on, and was submitted as many versions early."""
         if len(self._ready) < self._groups_needed:
             return False
-        due = step - self._staleness
-        if due < 0:
+        due = self.due_step
+        if due < 0 or not self._staleness:
             return True
         size = self._scenario.workload.prompts_per_step
-        missing = (due + 1) * size - sum(n for of, n in self._trained.items() if of <= due)
-        missing -= sum(group.step <= due for group in self._ready)
-        return missing <= (self._batches - 1 - self._batch) * self._groups_needed
+        trained = sum(count for step, count in self._trained.items() if step <= due)
+        return trained + sum(group.step <= due for group in self._ready) >= (due + 1) * size
+
+    @property
+    def due_step(self) -> int:
+        """Groups of this step and of earlier ones may be trained on in no later step; -1: none yet."""
+        return self._step if self._step >= self._staleness else -1
 
     def _take(self) -> list[GradedGroup]:
         """The oldest groups first."""
@@ -158,7 +168,7 @@ class SimTrainer:
 
     def _spend(self, name: str, seconds: float) -> Generator[Any, Any, None]:
         start_s = self._env.now
-        self._busy_until_s = start_s + seconds
+        self.busy_until_s = start_s + seconds
         yield self._env.timeout(seconds)
         self.spans.append((name, start_s, self._env.now))
 

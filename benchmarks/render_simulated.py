@@ -1,0 +1,82 @@
+"""Tables of the simulated benchmarks for ``benchmarks/render.py``. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+Document = Mapping[str, Any]
+Table = Callable[[Sequence[str], Sequence[Sequence[str]]], str]
+
+_CASE = ("policy", "judge", "lengths", "staleness")
+_LOSSES = ("small_batches", "recomputed", "shifting", "publish", "reload", "idle")
+
+
+def cluster(document: Document, table: Table) -> str:
+    """One table for each pair, lengths and staleness: what each deployment makes, and what keeps it from the bound."""
+    gains = {(*_case(gain), gain["over"], gain["which"]): gain for gain in document["gains"]}
+    parts = [f"- {note}" for note in document["notes"]]
+    for case, rows in groupby(document["rows"], key=_case):
+        policy, judge, lengths, staleness = case
+        parts.append(f"**{policy} judged by {judge}, {lengths}, staleness {staleness}**")
+        lines = []
+        for row in rows:
+            gain = gains.get((*case, row["deployment"], row["which"]))
+            lines.append(
+                [
+                    f"`{row['deployment']}` ({row['which']} {row['split']})",
+                    f"{row['tokens_per_s']:,.0f}",
+                    f"{row['step_s']:.0f}",
+                    f"{row['bound_fraction']:.2f}",
+                    f"{gain['gain']:.2f}" if gain else "",
+                    gain["published"] if gain else "",
+                    *(f"{row[name]:.0%}" for name in _LOSSES),
+                ]
+            )
+        names = [name.replace("_", " ") for name in _LOSSES]
+        columns = ["deployment (train/rollout/genrm)", "tokens/s", "step s", "of bound", "gain", "published", *names]
+        parts.append(table(columns, lines))
+    return "\n\n".join(parts)
+
+
+def _case(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[key] for key in _CASE)
+
+
+def fidelity(document: Document, table: Table) -> str:
+    """Measured beside simulated."""
+    rows = [
+        [f"`{row['deployment']}`", f"{row['measured_s']:.1f}", f"{row['simulated_s']:.1f}", f"{row['miss']:+.0%}"]
+        for row in document["rows"]
+    ]
+    count = sum(abs(row["miss"]) <= document["within"] for row in document["rows"])
+    verdict = (
+        f"{count} of {len(rows)} step times are within {document['within']:.0%}; the ranking is "
+        f"{'the same' if document['same_ranking'] else 'not the same'}."
+    )
+    parts = [table(["deployment", "measured step s", "simulated step s", "miss"], rows), verdict]
+    return "\n\n".join([*parts, *(f"- {note}" for note in document["notes"])])
+
+
+def lengths(document: Document, table: Table) -> str:
+    """Loss over that of the pooled estimator; in brackets the least there is to reach."""
+
+    def pair(row: Mapping[str, Any], level: str) -> str:
+        return f"{row[f'{level}_loss_over_pooled']:.2f} ({row[f'{level}_least_over_pooled']:.2f})"
+
+    rows = [
+        [
+            f"correlation {row['correlation']:g}, sigma {row['sigma']:g}",
+            pair(row, "p50"),
+            pair(row, "p90"),
+            f"{row['p50_coverage']:.0%}",
+            f"{row['p90_coverage']:.0%}",
+        ]
+        for row in document["rows"]
+    ]
+    mean = {name: document[f"mean_{name}"] for name in ("p50_loss_over_pooled", "p90_loss_over_pooled")}
+    least = {name: document[f"mean_{name}"] for name in ("p50_least_over_pooled", "p90_least_over_pooled")}
+    rows.append(["**mean**", pair({**mean, **least}, "p50"), pair({**mean, **least}, "p90"), "", ""])
+    head = "In brackets: one who knows every prompt's true distribution, the least there is to reach."
+    return "\n\n".join([head, table(["workload", "p50", "p90", "p50 covers", "p90 covers"], rows)])

@@ -1,0 +1,53 @@
+"""Pages of the simulated benchmarks say what they are and what stands beside them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks import render
+from benchmarks.simulated_cluster import PAIRS, WORKLOADS, gains_of, published_like, row_of, scenario_of
+from verl_pivot.sim.deployments import Deployment, Split
+from verl_pivot.sim.ledger import Ledger
+from verl_pivot.sim.result import SimResult
+
+
+def result(deployment: Deployment, tokens_per_s: float) -> SimResult:
+    ledger = Ledger(0.3, 0.1, 0.05, 0.05, 0.0, 0.3, 0.05, 0.05, 0.1)
+    return SimResult(deployment, Split(4, 2, 2), 2, tokens_per_s, 100.0, (90.0, 110.0), 80.0, 10, 100, 0, ledger)
+
+
+def test_a_cluster_page_has_gains_and_published_ranges() -> None:
+    made = [
+        row_of(PAIRS[0], "long tail", 2, which, result(deployment, tokens))
+        for deployment, which, tokens in (
+            (Deployment.COLOCATED, "best", 50.0),
+            (Deployment.DISAGGREGATED, "published-like", 80.0),
+            (Deployment.HARMONIC, "best", 100.0),
+            (Deployment.HARMONIC, "published-like", 100.0),
+        )
+    ]
+    gains = gains_of(made)
+    assert [gain["gain"] for gain in gains] == [2.0, 1.25] and gains[0]["most_there_is"] == 1.25
+    document: dict[str, Any] = {"benchmark": "simulated_cluster", "simulated": True, "notes": ["ours"], "rows": made}
+    page = render.render({"x.json": {**document, "gains": gains}})
+    assert "**Simulated**, not measured." in page and "| 2.00 | 1.81 to 2.05 |" in page
+    assert "Qwen2.5-1.5B judged by GLM-Z1-9B, long tail, staleness 2" in page
+
+
+def test_a_fidelity_page_counts_what_is_right() -> None:
+    rows = [
+        {"deployment": "a", "measured_s": 10.0, "simulated_s": 11.0, "miss": 0.1},
+        {"deployment": "b", "measured_s": 10.0, "simulated_s": 13.0, "miss": 0.3},
+    ]
+    document = {"benchmark": "simulator_fidelity", "simulated": True, "notes": [], "within": 0.15, "rows": rows}
+    page = render.render({"x.json": {**document, "same_ranking": True}})
+    assert (
+        "1 of 2 step times are within 15%; the ranking is the same." in page and "| `b` | 10.0 | 13.0 | +30% |" in page
+    )
+
+
+def test_scenarios_of_all_pairs_are_possible() -> None:
+    for pair in PAIRS:
+        for workload in WORKLOADS.values():
+            scenario = scenario_of(pair, workload, 2)
+            assert published_like(scenario.slots).slots == scenario.slots
