@@ -13,10 +13,11 @@ import numpy as np
 from core_cases import GENRM, INFERENCE, ROLLOUT
 
 from verl_pivot.core.backlog import Backlog
+from verl_pivot.core.cost_book import RoleCosts
 from verl_pivot.core.costs import DecodeCost, ShiftCosts
 from verl_pivot.core.options import Option
 from verl_pivot.core.snapshot import Role, RoleDemand, SlotStatus, SlotView, Snapshot, TrainView
-from verl_pivot.sim.engine import EngineSpec, SimEngine, SimSequence
+from verl_pivot.sim.engine import SimEngine, SimSequence
 
 SHIFT_S = 2.0
 
@@ -29,7 +30,7 @@ class Case:
     rollout: list[list[SimSequence]]
     genrm: list[list[SimSequence]]
     judgement_tokens: dict[int, int]
-    specs: dict[Role, EngineSpec]
+    specs: dict[Role, RoleCosts]
 
     def copy(self) -> Case:
         def fresh(slots: list[list[SimSequence]]) -> list[list[SimSequence]]:
@@ -149,9 +150,7 @@ def draw(seed: int) -> Case:
     roles[0], roles[-1] = ROLLOUT, GENRM
     per_seq_s = float(np.exp(rng.uniform(-8, -5)))
     specs = {
-        role: EngineSpec(
-            DecodeCost(0.02, 0.01, per_seq_s * rng.uniform(0.5, 2)), float(rng.uniform(0, 1e-3)), 10**6, 64
-        )
+        role: RoleCosts(DecodeCost(0.02, 0.01, per_seq_s * rng.uniform(0.5, 2)), float(rng.uniform(0, 1e-3)), 10**6, 64)
         for role in (ROLLOUT, GENRM)
     }
     sigma, median = float(rng.uniform(0.2, 1.2)), float(np.exp(rng.uniform(4, 6.5)))

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from verl_pivot.config.schema import PlannerConfig
 from verl_pivot.core.backlog import Backlog
 from verl_pivot.core.costs import DecodeCost, ShiftCosts
-from verl_pivot.core.outlook import INFERENCE_ROLES, look_ahead
+from verl_pivot.core.outlook import look_ahead
 from verl_pivot.core.registry import make_planner, planner_names
 from verl_pivot.core.settings import PlannerSettings
 from verl_pivot.core.snapshot import (
+    INFERENCE_ROLES,
     LeaseState,
     ReplicaLoad,
     Role,

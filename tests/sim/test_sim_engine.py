@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from verl_pivot.core.cost_book import RoleCosts
 from verl_pivot.core.costs import DecodeCost
-from verl_pivot.sim.engine import EngineSpec, SimEngine, SimSequence
+from verl_pivot.sim.engine import SimEngine, SimSequence
 
 COST = DecodeCost(floor_s=0.005, base_s=0.003, per_seq_s=0.001, attn_base_s=0.0005, attn_s_per_token=2e-6)
-SPEC = EngineSpec(COST, prefill_s_per_token=0.0, kv_tokens=100_000, max_sequences=64)
+SPEC = RoleCosts(COST, prefill_s_per_token=0.0, kv_tokens=100_000, max_sequences=64)
 
 
 def sequence(key: int, total_tokens: int, prompt_tokens: int = 10) -> SimSequence:
@@ -105,7 +106,7 @@ def test_evicted_sequences_keep_their_tokens_and_end_elsewhere() -> None:
 
 
 def test_a_full_cache_preempts_the_youngest_and_nothing_is_lost() -> None:
-    engine = SimEngine(EngineSpec(COST, 1e-5, kv_tokens=400, max_sequences=64), 0.0)
+    engine = SimEngine(RoleCosts(COST, 1e-5, kv_tokens=400, max_sequences=64), 0.0)
     for key in range(4):
         engine.submit(sequence(key, 150), 0.0)
     ends = run_to_end(engine)
@@ -116,7 +117,7 @@ def test_a_full_cache_preempts_the_youngest_and_nothing_is_lost() -> None:
 
 
 def test_new_weights_compute_everything_again() -> None:
-    engine = SimEngine(EngineSpec(COST, 1e-3, kv_tokens=10_000, max_sequences=8), 0.0)
+    engine = SimEngine(RoleCosts(COST, 1e-3, kv_tokens=10_000, max_sequences=8), 0.0)
     engine.submit(sequence(0, 50), 0.0)
     engine.advance(0.1)
     before_s = engine.next_event_s()

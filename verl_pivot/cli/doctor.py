@@ -22,6 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from verl_pivot.config.checks import CHECKS
+from verl_pivot.config.checks_machine import chosen_platform
 from verl_pivot.config.completion import Invocation, is_requested
 from verl_pivot.config.findings import errors_of
 from verl_pivot.config.node import RIGHT_FORM, misspelt_overrides
@@ -110,7 +111,7 @@ def plugin_failures(load: bool) -> dict[str, str]:
         importlib.import_module("verl_pivot.verl_ext.trainer")
     except Exception as cause:
         vllm = installed()
-        if vllm is not None and vllm.is_cpu_build and os.environ.get("VERL_PLATFORM", "").strip().lower() != "cpu":
+        if vllm is not None and vllm.is_cpu_build and chosen_platform(os.environ) != "cpu":
             return {
                 "trainer": "vLLM is its CPU build here, which is found with VERL_PLATFORM=cpu only: start with that"
             }

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from verl_pivot.cli.refusal import refuse
 from verl_pivot.cli.trace import RunDir, Which
 
 
@@ -42,8 +43,7 @@ def fit(
         path = out if out is not None else run_dir / "costs.json"
         path.write_text(json.dumps(book.to_json(), indent=1) + "\n", encoding="utf-8")
     except (OSError, ValueError) as error:
-        typer.echo(f"verl-pivot: {error}", err=True)
-        raise typer.Exit(2) from error
+        refuse(error)
     for role, costs in book.roles.items():
         one_s = costs.decode.step_latency_s(1, {Role.ROLLOUT: rollout_prompt_tokens}.get(role, genrm_prompt_tokens))
         typer.echo(f"{role}: a decode step of one sequence takes {1e3 * one_s:.1f} ms")

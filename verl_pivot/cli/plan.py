@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from verl_pivot.cli.refusal import refuse
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -72,18 +74,13 @@ def plan(
             bar = progress.add_task("simulating", total=len(asked) * len(COMPARED) * (tries + 1))
             found = answer(question, asked, tries=tries, steps=3, on_try=lambda: progress.advance(bar))
     except ModuleNotFoundError as error:
-        _refuse(f"simulating needs {error.name}: pip install 'verl-pivot[sim]'")
+        refuse(f"simulating needs {error.name}: pip install 'verl-pivot[sim]'")
     except (HydraException, OmegaConfBaseException, FileNotFoundError, ValueError, RuntimeError) as error:
-        _refuse(str(error))
+        refuse(error)
     console = Console()
     console.print(_table(question, found.results))
     console.print(found.words(), soft_wrap=True)
     console.print("All figures are simulated; docs/simulator.md says from what.", soft_wrap=True)
-
-
-def _refuse(why: str) -> NoReturn:
-    typer.echo(f"verl-pivot: {why}", err=True)
-    raise typer.Exit(2)
 
 
 def _table(question: Question, results: Mapping[int, Sequence[SimResult]]) -> Table:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from verl_pivot.cli.refusal import refuse
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -53,7 +55,7 @@ def simulate(
     try:
         import simpy  # noqa: F401
     except ImportError:
-        _refuse("simulating needs simpy: pip install 'verl-pivot[sim]'")
+        refuse("simulating needs simpy: pip install 'verl-pivot[sim]'")
     from rich.console import Console
 
     from verl_pivot.sim.cluster import Cluster
@@ -64,7 +66,7 @@ def simulate(
 
     for name, value in (("--steps", steps), ("--tries", tries), ("--prompts", prompts), ("--responses", responses)):
         if value < 1:
-            _refuse(f"{name} is {value}: it must be 1 or more")
+            refuse(f"{name} is {value}: it must be 1 or more")
     try:
         workload = Workload(
             LengthSpec(response_median, response_sigma, response_max, correlation=0.5),
@@ -83,11 +85,11 @@ def simulate(
         if scenario.slots < 3:
             raise ValueError(f"gpus is {gpus}: that makes {scenario.slots} slot(s), and three roles need at least 3")
     except ValueError as error:
-        _refuse(str(error))
+        refuse(error)
     try:
         results = _compare(scenario, steps, tries)
     except SimulationStuck as error:
-        _refuse(str(error))
+        refuse(error)
     console = Console()
     console.print(_table(scenario, results))
     if json_file is not None:
@@ -96,11 +98,6 @@ def simulate(
     if out is not None:
         for path in _draw(scenario, results[-1], out, steps):
             console.print(str(path))
-
-
-def _refuse(why: str) -> NoReturn:
-    typer.echo(f"verl-pivot: {why}", err=True)
-    raise typer.Exit(2)
 
 
 def _compare(scenario: Scenario, steps: int, tries: int) -> list[SimResult]:

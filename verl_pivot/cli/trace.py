@@ -11,6 +11,8 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from verl_pivot.cli.refusal import refuse
+
 Made = TypeVar("Made")
 
 RunDir = Annotated[
@@ -60,5 +62,4 @@ def _or_explain(make: Callable[[], Made]) -> Made:
     try:
         return make()
     except (FileNotFoundError, ImportError, ValueError) as error:
-        typer.echo(f"verl-pivot: {error}", err=True)
-        raise typer.Exit(2) from error
+        refuse(error)

@@ -124,18 +124,23 @@ def ray_text(subject: Subject) -> str:
     return f"{total_gpus(subject.config)} GPUs asked for"
 
 
+def chosen_platform(environ: Mapping[str, str]) -> str:
+    """The platform that the environment asks verl for; empty when it leaves the choice to verl."""
+    return environ.get("VERL_PLATFORM", "").strip().lower()
+
+
 def platform_not_chosen(invocation: Invocation, environ: Mapping[str, str]) -> list[Finding]:
     """The CPU group was asked for and the environment does not say so: verl has then set ``trainer.device`` to another
     platform's before anybody can check it, and every later finding would lead astray."""
     asked = (invocation.choices or {}).get("pivot_platform@_global_") == "cpu"
-    if not asked or environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
+    if not asked or chosen_platform(environ) == "cpu":
         return []
     return [error(_CPU_GROUP, None, _NOT_CHOSEN, "start with VERL_PLATFORM=cpu in front of the same command")]
 
 
 def platform(subject: Subject) -> list[Finding]:
     """Device and platform agree; CPU slots fit the cores."""
-    chosen = subject.machine.environ.get("VERL_PLATFORM", "").strip().lower()
+    chosen = chosen_platform(subject.machine.environ)
     device = subject.get("trainer.device")
     if subject.on_cpu and chosen != "cpu":
         return [error("trainer.device", device, _NOT_CHOSEN, "start with VERL_PLATFORM=cpu")]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from verl_pivot.core.donors import counted, displaced_tokens, train_lends
+from verl_pivot.core.donors import counted, displaced_tokens, movable
 from verl_pivot.core.lease import plan_training
 from verl_pivot.core.plan import Plan, Shift
 from verl_pivot.core.settings import PlannerSettings
-from verl_pivot.core.snapshot import LeaseState, Role, RoleDemand, SlotStatus, Snapshot
+from verl_pivot.core.snapshot import LeaseState, Role, RoleDemand, Snapshot
 from verl_pivot.core.static import StaticPlanner
 
 
@@ -28,15 +28,7 @@ class PhasesPlanner:
         phase = self._phase(snapshot)
         if phase is None:
             return Plan((), "no shift, because no phase has work")
-        lends = train_lends(snapshot)
-        moving = [
-            slot
-            for slot in snapshot.slots
-            if slot.status is SlotStatus.SERVING
-            and slot.role is not phase
-            and phase in slot.can_host
-            and (slot.role is not Role.TRAIN or lends)
-        ]
+        moving = movable(snapshot, phase)
         if not moving:
             return Plan((), f"no shift, because this is the phase of {phase}")
         reason = f"phase of {phase}"

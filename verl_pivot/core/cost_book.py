@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl_pivot.core.costs import DecodeCost
-from verl_pivot.core.snapshot import Role
+from verl_pivot.core.snapshot import INFERENCE_ROLES, Role
 
-INFERENCE_ROLES = (Role.ROLLOUT, Role.GENRM)
 KIND = "verl_pivot slot costs"
 """What the file says it is, under ``kind``."""
 

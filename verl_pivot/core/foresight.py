@@ -8,10 +8,8 @@ import numpy as np
 
 from verl_pivot.core.backlog import GroupBacklog
 from verl_pivot.core.fluid import RoleModel
-from verl_pivot.core.snapshot import LeaseState, Role, Snapshot
+from verl_pivot.core.snapshot import INFERENCE_ROLES, LeaseState, Role, Snapshot
 from verl_pivot.core.training_flow import TrainModel
-
-INFERENCE_ROLES = (Role.ROLLOUT, Role.GENRM)
 
 HORIZON = 0.5
 """Of the time that all known work would take, how far to look where there is always a next step. A much shorter look

@@ -14,13 +14,13 @@ import numpy as np
 
 from verl_pivot.core import donors
 from verl_pivot.core.fluid import Fluid, Projection, RoleModel
-from verl_pivot.core.foresight import INFERENCE_ROLES, horizon_s, role_models, slot_count, train_model
+from verl_pivot.core.foresight import horizon_s, role_models, slot_count, train_model
 from verl_pivot.core.harmonic import HarmonicPlanner
 from verl_pivot.core.lease import plan_training
 from verl_pivot.core.options import Option, candidates_of, options_of
 from verl_pivot.core.plan import Plan, Shift
 from verl_pivot.core.settings import PlannerSettings
-from verl_pivot.core.snapshot import Role, SlotStatus, SlotView, Snapshot
+from verl_pivot.core.snapshot import INFERENCE_ROLES, Role, SlotStatus, SlotView, Snapshot
 from verl_pivot.core.training_flow import Vector
 
 STEPS = 36

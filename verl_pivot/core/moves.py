@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from verl_pivot.core.outlook import INFERENCE_ROLES, Outlook
+from verl_pivot.core.outlook import Outlook
 from verl_pivot.core.plan import Shift
 from verl_pivot.core.settings import PlannerSettings
-from verl_pivot.core.snapshot import Role, SlotView, Snapshot
+from verl_pivot.core.snapshot import INFERENCE_ROLES, Role, SlotView, Snapshot
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,7 @@ from verl_pivot.core import donors
 from verl_pivot.core.fluid import Candidates
 from verl_pivot.core.plan import Plan
 from verl_pivot.core.settings import PlannerSettings
-from verl_pivot.core.snapshot import LeaseState, Role, SlotView, Snapshot
-
-INFERENCE_ROLES = (Role.ROLLOUT, Role.GENRM)
+from verl_pivot.core.snapshot import INFERENCE_ROLES, LeaseState, Role, SlotView, Snapshot
 
 
 @dataclass(frozen=True)

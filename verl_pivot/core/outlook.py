@@ -10,9 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from verl_pivot.core.costs import DecodeCost
-from verl_pivot.core.snapshot import Role, RoleDemand, SlotView, Snapshot
-
-INFERENCE_ROLES = (Role.ROLLOUT, Role.GENRM)
+from verl_pivot.core.snapshot import INFERENCE_ROLES, Role, RoleDemand, SlotView, Snapshot
 
 EVEN_SPLIT_COST = DecodeCost(per_seq_s=0.01)
 """Stands in until both roles are measured: every busy slot delivers the same, so slots follow request counts."""

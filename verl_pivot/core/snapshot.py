@@ -22,6 +22,10 @@ class Role(StrEnum):
     TRAIN = "train"
 
 
+INFERENCE_ROLES = (Role.ROLLOUT, Role.GENRM)
+"""Roles that engines serve."""
+
+
 class SlotStatus(StrEnum):
     """``serving``: has its role. ``shifting``: between two roles. ``failed``: belongs to nobody."""
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl_pivot.core.costs import DecodeCost, DecodeCostFitter
-from verl_pivot.core.outlook import INFERENCE_ROLES
-from verl_pivot.core.snapshot import ReplicaLoad, Role, RoleDemand, SlotStatus, SlotView
+from verl_pivot.core.snapshot import INFERENCE_ROLES, ReplicaLoad, Role, RoleDemand, SlotStatus, SlotView
 from verl_pivot.runtime.ports import AdmissionPort, Clock, EngineDead, EngineError, EnginePort
 from verl_pivot.runtime.slots import EngineState, Slot, SlotTable
 from verl_pivot.runtime.steps import within

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from verl_pivot.core.cost_book import TrainCost
+from verl_pivot.core.cost_book import RoleCosts, TrainCost
 from verl_pivot.core.costs import DecodeCost
 from verl_pivot.core.snapshot import Role
-from verl_pivot.sim.engine import EngineSpec
 from verl_pivot.sim.models import ACTIVATION_BYTES, MEMORY_SHARE, CostFile, Gpu, Model
 from verl_pivot.sim.scenario import Scenario, SimCosts
 from verl_pivot.sim.workload import Workload
@@ -51,10 +50,10 @@ class Cluster:
     def slot_gpus(self) -> int:
         return max(self.policy.tp, self.judge.tp)
 
-    def engine(self, model: Model) -> EngineSpec:
+    def engine(self, model: Model) -> RoleCosts:
         """All engines of ``model`` on one slot as one."""
         engines = self.slot_gpus // model.tp
-        return EngineSpec(
+        return RoleCosts(
             slot_decode_cost(model.decode, engines),
             model.prefill_s_per_token(self.gpu) / engines,
             model.kv_tokens(self.gpu) * engines,

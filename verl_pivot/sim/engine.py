@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 from itertools import count
 
-from verl_pivot.core.costs import DecodeCost
+from verl_pivot.core.cost_book import RoleCosts
 from verl_pivot.core.snapshot import ReplicaLoad
 
 
@@ -28,8 +28,6 @@ class SimSequence:
     step: int = -1
     """Training step it belongs to."""
     generated_tokens: int = 0
-    version: int = 0
-    """Policy version it began with."""
     started: bool = False
     order: int = 0
     """Admission number in its engine; the youngest is preempted first."""
@@ -42,18 +40,6 @@ class SimSequence:
     @property
     def remaining_tokens(self) -> int:
         return self.total_tokens - self.generated_tokens
-
-
-@dataclass(frozen=True)
-class EngineSpec:
-    """What an engine can do."""
-
-    decode: DecodeCost
-    prefill_s_per_token: float
-    kv_tokens: int
-    """Tokens that its KV cache holds."""
-    max_sequences: int = 256
-    """Sequences in one decode batch at most (vLLM's max_num_seqs)."""
 
 
 @dataclass
@@ -75,7 +61,7 @@ class SimEngine:
     ``next_event_s`` is when something will happen if nobody acts; at that time ``advance`` returns what ended.
     """
 
-    def __init__(self, spec: EngineSpec, now_s: float) -> None:
+    def __init__(self, spec: RoleCosts, now_s: float) -> None:
         self.spec = spec
         self.counts = EngineCounts()
         self.waiting: deque[SimSequence] = deque()

@@ -13,9 +13,8 @@ from scipy.optimize import least_squares
 
 from verl_pivot.core.cost_book import CostBook, RoleCosts, TrainCost
 from verl_pivot.core.costs import DecodeCost, DecodeCostFitter
-from verl_pivot.core.snapshot import Role
+from verl_pivot.core.snapshot import INFERENCE_ROLES, Role
 from verl_pivot.observe.kinds import Event
-from verl_pivot.sim.scenario import INFERENCE_ROLES
 
 Vector = NDArray[np.float64]
 

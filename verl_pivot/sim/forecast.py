@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from verl_pivot.core.backlog import Backlog, GroupBacklog
 from verl_pivot.core.lengths import LEVELS, LengthPredictor
-from verl_pivot.core.snapshot import Role
+from verl_pivot.core.snapshot import INFERENCE_ROLES, Role
 from verl_pivot.sim.engine import SimSequence
-from verl_pivot.sim.scenario import INFERENCE_ROLES, Scenario
+from verl_pivot.sim.scenario import Scenario
 
 REFRESH_S = 4.0
 """Between two predictions; what was predicted is good for longer than a plan."""

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from verl_pivot.core.bound import RolePeak
-from verl_pivot.core.snapshot import Role
+from verl_pivot.core.snapshot import INFERENCE_ROLES, Role
 from verl_pivot.sim.engine import EngineCounts
-from verl_pivot.sim.scenario import INFERENCE_ROLES
 from verl_pivot.sim.slots import SimSlots
 from verl_pivot.sim.training import SimTrainer
 

@@ -7,12 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from verl_pivot.core.bound import RolePeak
-from verl_pivot.core.cost_book import CostBook, TrainCost
+from verl_pivot.core.cost_book import CostBook, RoleCosts, TrainCost
 from verl_pivot.core.snapshot import Role
-from verl_pivot.sim.engine import EngineSpec
 from verl_pivot.sim.workload import Workload
-
-INFERENCE_ROLES = (Role.ROLLOUT, Role.GENRM)
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,7 @@ class Scenario:
 
     title: str
     slots: int
-    engines: Mapping[Role, EngineSpec]
+    engines: Mapping[Role, RoleCosts]
     """All engines of an inference role on one slot, as one: they share its sequences evenly."""
     train: TrainCost
     workload: Workload
@@ -87,13 +84,9 @@ class Scenario:
     ) -> Scenario:
         """A cluster of ``slots`` slots like those that ``book`` was measured on. Pairs of roles that never shifted
         there cost what the slowest pair did."""
-        engines = {
-            role: EngineSpec(costs.decode, costs.prefill_s_per_token, costs.kv_tokens, costs.max_sequences)
-            for role, costs in book.roles.items()
-        }
         slowest_s = max(book.shift_s.values(), default=0.0)
         costs = SimCosts(slowest_s, slowest_s, slowest_s, book.publish_s, book.reload_s, dict(book.shift_s))
-        return cls(title, slots, engines, book.train, workload, costs, staleness, seed)
+        return cls(title, slots, book.roles, book.train, workload, costs, staleness, seed)
 
     def update_s(self, tokens: float, slots: int) -> float:
         """One optimizer step over ``tokens`` prompt and response tokens on ``slots`` slots."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from verl_pivot.core.bound import StepWork
 from verl_pivot.core.snapshot import Role
 from verl_pivot.sim.deployments import Deployment, Split
 from verl_pivot.sim.draw import Draws
@@ -17,7 +16,7 @@ def first_guess(scenario: Scenario) -> Split:
     """Slots in proportion to the least work of each role."""
     draws = Draws.seeded(scenario, 1)
     peak = scenario.peaks(draws.context_tokens(0))
-    work: StepWork = draws.work(0, peak, scenario.staleness)
+    work = draws.work(0, peak, scenario.staleness)
     busy = {
         role: work.decode_tokens[role] / peak[role].tokens_per_s
         + work.prefill_tokens[role] * peak[role].prefill_s_per_token

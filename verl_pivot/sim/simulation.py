@@ -12,14 +12,14 @@ from verl_pivot.core.evening import excess
 from verl_pivot.core.plan import Plan, Planner
 from verl_pivot.core.registry import make_planner
 from verl_pivot.core.settings import PlannerSettings
-from verl_pivot.core.snapshot import LeaseState, Role, Snapshot
+from verl_pivot.core.snapshot import INFERENCE_ROLES, LeaseState, Role, Snapshot
 from verl_pivot.observe.kinds import reason_class
 from verl_pivot.sim.deployments import Layout
 from verl_pivot.sim.draw import Draws
 from verl_pivot.sim.engine import SimSequence
 from verl_pivot.sim.forecast import Forecast
 from verl_pivot.sim.ledger import Mark
-from verl_pivot.sim.scenario import INFERENCE_ROLES, Scenario
+from verl_pivot.sim.scenario import Scenario
 from verl_pivot.sim.slots import SimSlot, SimSlots
 from verl_pivot.sim.training import SimTrainer
 from verl_pivot.sim.view import StepsOpen, View, Warped
@@ -118,8 +118,6 @@ class Simulation:
             step = self._submitted_steps
             self._submitted_steps += 1
             sequences = self.draws.responses(step)
-            for sequence in sequences:
-                sequence.version = self.trainer.version
             if self._forecast is not None:
                 self._forecast.roles[Role.ROLLOUT].begin(sequences)
             self.slots.routers[Role.ROLLOUT].submit(sequences)

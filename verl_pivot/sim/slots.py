@@ -9,10 +9,10 @@ from typing import Any
 import simpy
 
 from verl_pivot.core.plan import Shift
-from verl_pivot.core.snapshot import ReplicaLoad, Role, SlotStatus, SlotView
+from verl_pivot.core.snapshot import INFERENCE_ROLES, ReplicaLoad, Role, SlotStatus, SlotView
 from verl_pivot.sim.engine import EngineCounts, SimEngine, SimSequence
 from verl_pivot.sim.router import SimRouter
-from verl_pivot.sim.scenario import INFERENCE_ROLES, Scenario
+from verl_pivot.sim.scenario import Scenario
 
 
 @dataclass

@@ -21,8 +21,6 @@ class StepResult:
     end_s: float
     response_tokens: int
     groups: int
-    waited_s: float
-    """Training had nothing to do."""
 
 
 @dataclass
@@ -75,7 +73,6 @@ class SimTrainer:
         self.steps: list[StepResult] = []
         self.spans: list[tuple[str, float, float]] = []
         """(name, start_s, end_s) of updates and publishes."""
-        self._last_update_s: float | None = None
 
     def view(self, groups_submitted_and_not_ready: int, new_prompts: int) -> TrainView:
         tokens = self._tokens_per_group * self._groups_needed
@@ -117,13 +114,10 @@ class SimTrainer:
         for step in range(steps):
             self._step = step
             tokens = groups = 0
-            waited_s = 0.0
             for batch_number in range(self._batches):
                 self._batch = batch_number
-                since_s = env.now
                 while not self._can_begin():
                     yield self._wait()
-                waited_s += env.now - since_s
                 if self.lease is LeaseState.FREE:
                     self.lease, self._wanted_since_s = LeaseState.WANTED, env.now
                     self._poke()
@@ -138,7 +132,7 @@ class SimTrainer:
                     self._release()
             yield from self._spend("publish", self._scenario.costs.publish_s)
             self.version += 1
-            self.steps.append(StepResult(step, env.now, tokens, groups, waited_s))
+            self.steps.append(StepResult(step, env.now, tokens, groups))
             self._publish(self.version)
             self._release()
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import simpy
 
 from verl_pivot.core.costs import DecodeCost, ShiftCosts
-from verl_pivot.core.snapshot import Role, RoleDemand, Snapshot, TrainView
+from verl_pivot.core.snapshot import INFERENCE_ROLES, Role, RoleDemand, Snapshot, TrainView
 from verl_pivot.sim.forecast import Forecast
-from verl_pivot.sim.scenario import INFERENCE_ROLES, Scenario
+from verl_pivot.sim.scenario import Scenario
 from verl_pivot.sim.slots import SimSlots
 from verl_pivot.sim.training import SimTrainer
 

@@ -1,0 +1,13 @@
+"""How commands end when they cannot do what was asked."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import typer
+
+
+def refuse(why: object) -> NoReturn:
+    """One line that says why, on standard error, and exit code 2."""
+    typer.echo(f"verl-pivot: {why}", err=True)
+    raise typer.Exit(2)
