@@ -8,13 +8,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 Vector = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 
 MAX_VALUES = 256
 """Lengths that a backlog keeps: more are thinned out, evenly over the sorted ones."""
+MAX_GROUPS = 256
+"""Groups that are followed one by one."""
 
 
 def _nothing() -> Vector:
     return np.empty(0)
+
+
+def _nobody() -> Mask:
+    return np.empty(0, dtype=bool)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,19 +68,28 @@ class Backlog:
 
 @dataclass(frozen=True, eq=False)
 class GroupBacklog:
-    """Groups under way, by what stands between them and training. A group is as slow as its slowest response."""
+    """Groups under way, by the member of each that is expected to end last: training waits for it. One value for each
+    group in all arrays; a value stands for ``weight`` groups."""
 
     rollout_tokens: Vector = field(default_factory=_nothing)
-    """Ascending: tokens that the slowest open response of a group has left; one value for each such group."""
+    """That its response has left; negative when it is being judged."""
     genrm_tokens: Vector = field(default_factory=_nothing)
-    """Ascending: the same for groups whose responses have all ended, of their judgements."""
-    last_judgement_tokens: float = 0.0
-    """Tokens of the judgement that a group waits for after its last response."""
-    due_rollout_tokens: float = 0.0
-    """Tokens that the slowest response has left among groups that no later step may train on; 0 without any."""
-    due_genrm_tokens: float = 0.0
-    """The same of judgements; 0 when none of those groups waits for judgements alone."""
+    """That its judgement has left, or will have."""
+    due: Mask = field(default_factory=_nobody)
+    """No later step may train on it."""
+    weight: float = 1.0
 
     @property
-    def groups(self) -> int:
-        return len(self.rollout_tokens) + len(self.genrm_tokens)
+    def groups(self) -> float:
+        return len(self.rollout_tokens) * self.weight
+
+    @classmethod
+    def of(cls, rollout_tokens: Vector, genrm_tokens: Vector, due: Mask) -> GroupBacklog:
+        """Thinned out evenly where there are too many, by how far they have to go."""
+        count = len(rollout_tokens)
+        if count <= MAX_GROUPS:
+            return cls(rollout_tokens, genrm_tokens, due)
+        order = np.argsort(np.maximum(rollout_tokens, 0.0) + genrm_tokens, kind="stable")
+        kept = order[((np.arange(MAX_GROUPS) + 0.5) * count / MAX_GROUPS).astype(int)]
+        kept[-1] = order[-1]
+        return cls(rollout_tokens[kept], genrm_tokens[kept], due[kept], count / MAX_GROUPS)

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from verl_pivot.core.backlog import GroupBacklog
-from verl_pivot.core.fluid import RoleModel
+from verl_pivot.core.role_model import RoleModel
 from verl_pivot.core.snapshot import INFERENCE_ROLES, LeaseState, Role, Snapshot
 from verl_pivot.core.training_flow import TrainModel
 
-HORIZON = 0.5
-"""Of the time that all known work would take, how far to look where there is always a next step. A much shorter look
-feeds training from what rollout needs next; a longer one ends with work that nothing new has joined."""
+HORIZON = 1.0
+"""Of the time that all known work would take, how far to look where there is always a next step. A shorter look feeds
+training from what rollout needs next, and does not see where everybody will wait for the last response of a step."""
 _CONTEXT_TOKENS = 1000.0
 """Of a sequence, while none runs that shows it."""
 _BATCH_LIMIT = 256.0
@@ -66,7 +66,8 @@ def _evenly(snapshot: Snapshot) -> GroupBacklog:
     if not count or not len(values):
         return GroupBacklog()
     at = ((np.arange(count) + 0.5) * len(values) / count).astype(int)
-    return GroupBacklog(values[at], last_judgement_tokens=snapshot.backlog[Role.GENRM].new_mean_tokens)
+    judgement = np.full(count, snapshot.backlog[Role.GENRM].new_mean_tokens)
+    return GroupBacklog.of(values[at], judgement, np.zeros(count, dtype=bool))
 
 
 def horizon_s(snapshot: Snapshot, roles: Mapping[Role, RoleModel], train: TrainModel, least_s: float) -> float:

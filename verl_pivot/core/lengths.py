@@ -35,6 +35,7 @@ LEVELS = (0.1, 0.3, 0.5, 0.7, 0.9)
 _ASSUMED = Spread(effect=0.6, residual=0.6)
 """Before anything was seen; responses of reasoning models vary about as much between prompts as within them."""
 _GOLDEN = 0.6180339887498949
+_SILVER = 0.4142135623730951
 _PSEUDO = 32
 """Observations of the normal shape that a new curve starts with."""
 
@@ -135,23 +136,28 @@ class LengthPredictor:
 
     def remaining(self, sequences: Iterable[Hashable], levels: tuple[float, ...] = LEVELS) -> Vector:
         """Remaining tokens [n, len(levels)] of running sequences, never beyond the budget. KeyError on unknown."""
-        return self.outlook(sequences, levels)[0]
-
-    def outlook(
-        self, sequences: Iterable[Hashable], levels: tuple[float, ...] = LEVELS, draws: int = 5
-    ) -> tuple[Vector, Vector]:
-        """``remaining``, and ``draws`` stratified values for each sequence [n, draws] which together are spread as the
-        lengths will be, the longest included: no single level says how long the longest of many runs."""
         asked = list(sequences)
         if not asked:
-            return np.empty((0, len(levels))), np.empty((0, draws))
+            return np.empty((0, len(levels)))
+        return self._ahead(asked, np.asarray(levels))
+
+    def spread(self, sequences: Iterable[Hashable], draws: int = 5) -> tuple[Vector, Vector]:
+        """``draws`` stratified values of remaining tokens for each sequence [n, draws], which together are spread as
+        the lengths will be, the longest included: no single level says how long the longest of many runs. And for each
+        the level [n] of a draw of its own, the same as long as it runs, so that what is planned with it is no noise."""
+        asked = list(sequences)
+        if not asked:
+            return np.empty((0, draws)), np.empty(0)
+        births = np.array([self._sequences[sequence].birth for sequence in asked], dtype=np.float64)
+        own = np.modf(births * _GOLDEN)[0]
+        strata = (np.arange(draws)[None, :] + np.modf(births * _SILVER)[0][:, None]) / draws
+        return self._ahead(asked, strata), own
+
+    def _ahead(self, asked: list[Hashable], levels: Vector) -> Vector:
         tokens = np.array([self._sequences[sequence].tokens for sequence in asked], dtype=np.float64)
         reached = np.log(np.maximum(tokens, 1.0))
         expected = self._expected(asked, reached)
-        offsets = np.modf((np.arange(len(asked)) + 0.5) * _GOLDEN)[0]
-        strata = (np.arange(draws)[None, :] + offsets[:, None]) / draws
-        quantiles, spread = (self._beyond(expected, reached, tokens, at) for at in (np.asarray(levels), strata))
-        return quantiles, spread
+        return self._beyond(expected, reached, tokens, levels)
 
     def total_of_new(self, prompts: Iterable[Hashable], levels: tuple[float, ...] = LEVELS) -> Vector:
         """Tokens [n, len(levels)] of responses to ``prompts`` that have not begun, by the prompts' history."""

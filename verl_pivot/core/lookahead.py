@@ -13,22 +13,28 @@ from dataclasses import dataclass
 import numpy as np
 
 from verl_pivot.core import donors
-from verl_pivot.core.fluid import Fluid, Projection, RoleModel
+from verl_pivot.core.backlog import Vector
+from verl_pivot.core.fluid import Fluid
 from verl_pivot.core.foresight import horizon_s, role_models, slot_count, train_model
 from verl_pivot.core.harmonic import HarmonicPlanner
 from verl_pivot.core.lease import plan_training
-from verl_pivot.core.options import Option, candidates_of, options_of
+from verl_pivot.core.options import Option, candidates_of, move_cost_s, options_of
 from verl_pivot.core.plan import Plan, Shift
+from verl_pivot.core.role_model import RoleModel
 from verl_pivot.core.settings import PlannerSettings
-from verl_pivot.core.snapshot import INFERENCE_ROLES, Role, SlotStatus, SlotView, Snapshot
-from verl_pivot.core.training_flow import Vector
+from verl_pivot.core.snapshot import INFERENCE_ROLES, Role, SlotStatus, Snapshot
 
 STEPS = 36
 """Time steps of a projection, the first ones shorter than the last."""
-MARGIN = 0.6
-"""Of the margin that users set for throughput within a window: what is gained here lasts for the whole horizon."""
-MOVE_S = 0.1
-"""Slot-seconds by which an option must be better for each slot it moves more than another."""
+CAUTION = 0.5
+"""Of what its moves cost: by how much an option must be better than none, since projections err."""
+CAUTION_SHARE = {True: 0.01, False: 0.03}
+"""Of all slot-time up to the horizon, the same for every option that moves anything: at staleness 0, and beyond it,
+where more is unknown of what comes."""
+SECONDED = 0.5
+"""Of the doubts is left where the harmonic rule would do the same."""
+DEFER_SHARE = 0.02
+"""Of all slot-time up to the horizon, by how much waiting must be better before training waits."""
 MOST_DEFERRED_S = 120.0
 """Longest that training waits for its slots although a batch is ready."""
 
@@ -37,7 +43,8 @@ MOST_DEFERRED_S = 120.0
 class _Outcome:
     """What was projected for a list of options; the first is the present allocation."""
 
-    projection: Projection
+    value: Vector
+    """When all work is done (s), or the useful slot-seconds within the horizon [options]."""
     gains: Vector
     """Slot-seconds over the present allocation [options]."""
     horizon_s: float
@@ -47,15 +54,17 @@ class _Outcome:
 
     def words(self, option: int) -> str:
         if self.is_step:
-            return f"all work done in {self.projection.finish_s[option]:.0f} s"
-        return f"{self.projection.work[option] / (self.horizon_s * self.slots):.0%} of slot-time of use"
+            return f"all work done in {self.value[option]:.0f} s"
+        return f"{self.value[option] / (self.horizon_s * self.slots):.0%} of slot-time of use"
 
-    def threshold_s(self, margin: float) -> float:
-        return MARGIN * margin * self.horizon_s * self.slots
+    def share_s(self, share: float) -> float:
+        """A share of all slot-time up to the horizon."""
+        return share * self.horizon_s * self.slots
 
 
 class LookaheadPlanner:
-    """Training first, then whatever the projection likes best. Without predicted work it decides as ``harmonic`` does.
+    """Training first, then the allocation whose projection is best. What the harmonic rule would do is one of them, and
+    is done unless another is clearly better; without predicted work it decides alone.
 
     Holds nothing but its settings: equal snapshots give equal plans.
     """
@@ -67,41 +76,41 @@ class LookaheadPlanner:
         self._harmonic = HarmonicPlanner(settings)
 
     def plan(self, snapshot: Snapshot) -> Plan:
-        training = plan_training(snapshot)
+        training, suggested = plan_training(snapshot), self._harmonic.plan(snapshot)
         roles = role_models(snapshot)
         if roles is None:
-            return training if training.shifts else self._harmonic.plan(snapshot)
-        starved = _starved(snapshot, roles)
-        waits = "" if not training.shifts or starved else self._why_training_waits(snapshot, roles)
-        if training.shifts and not waits:
+            return suggested
+        waits = self._why_training_waits(snapshot, roles) if training.shifts else ""
+        if waits:
+            suggested = Plan((), f"no shift, because {waits}")
+        elif training.shifts:
             return training
-        held = self._why_held(snapshot, roles, starved)
-        if held:
-            return Plan((), f"no shift, because {waits or held}")
-        suggested = Plan((), "") if waits else self._harmonic.plan(snapshot)
-        options = options_of(snapshot, self.settings, suggested, defers=bool(waits))
+        held = self._why_held(snapshot, roles)
+        options = options_of(snapshot, self.settings, suggested, held=bool(held))
         if len(options) == 1:
-            return Plan((), f"no shift, because {waits or 'no slot may change role now'}")
-        return self._choose(snapshot, roles, options, starved)
+            return Plan((), f"no shift, because {waits or held or 'no slot may change role now'}")
+        return self._choose(snapshot, roles, options, suggested)
 
     def _why_training_waits(self, snapshot: Snapshot, roles: Mapping[Role, RoleModel]) -> str:
         """Why training is better served once all its batches are ready; empty when it gets its lent slots now."""
         train = snapshot.train
         working = any(model.backlog.sequences >= 1 for model in roles.values())
-        if train.batches_to_publish < 2 or not working or train.wanted_s > MOST_DEFERRED_S:
+        if snapshot.staleness or train.batches_to_publish < 2 or not working or train.wanted_s > MOST_DEFERRED_S:
             return ""
-        outcome = self._project(snapshot, roles, [Option(lends=True), Option(lends=True, defers=True)])
-        if outcome.gains[1] < outcome.threshold_s(self.settings.margin):
+        options = [Option(waits_for=batches) for batches in range(1, train.batches_to_publish + 1)]
+        outcome = self._project(snapshot, roles, options)
+        best = int(np.argmax(outcome.gains))
+        if outcome.gains[best] < outcome.share_s(DEFER_SHARE):
             return ""
         ready = donors.counted(train.groups_ready, "group")
-        return f"training waits for all its batches: {ready} ready, {outcome.words(0)}, waiting {outcome.words(1)}"
+        return (
+            f"training waits for {best + 1} batches: {ready} ready, {outcome.words(0)}, waiting {outcome.words(best)}"
+        )
 
-    def _why_held(self, snapshot: Snapshot, roles: Mapping[Role, RoleModel], starved: Role | None) -> str:
-        """Why nothing may shift now; empty when something may."""
+    def _why_held(self, snapshot: Snapshot, roles: Mapping[Role, RoleModel]) -> str:
+        """Why nothing may shift now that is not free; empty when something may."""
         if all(model.backlog.sequences < 0.5 for model in roles.values()):
             return "no work besides training"
-        if starved is not None:
-            return ""
         shifting = sum(slot.status is SlotStatus.SHIFTING for slot in snapshot.slots)
         if shifting:
             return f"{donors.counted(shifting, 'slot')} still shifting"
@@ -111,29 +120,49 @@ class LookaheadPlanner:
         return f"cooldown {left_s:.1f} s left" if left_s > 0 else ""
 
     def _choose(
-        self, snapshot: Snapshot, roles: Mapping[Role, RoleModel], options: list[Option], starved: Role | None
+        self, snapshot: Snapshot, roles: Mapping[Role, RoleModel], options: list[Option], suggested: Plan
     ) -> Plan:
-        """The best option; for a role that has work and no slot the best that feeds it, whatever it costs."""
+        """The best option, if it is clearly better than to stay or to follow ``suggested``; for a role that has work
+        and no slot the best that feeds it, whatever it costs."""
         outcome = self._project(snapshot, roles, options)
-        effort_s = MOVE_S * np.array([len(option.moving) for option in options])
-        worth = outcome.gains - effort_s
-        feeds = np.array([bool(option.moving) and option.target is starved for option in options])
-        best = int(np.argmax(np.where(feeds, worth, -np.inf) if feeds.any() else worth))
-        gain, option = float(outcome.gains[best]), options[best]
-        if not option.moving or (gain <= effort_s[best] and not feeds.any()):
-            return Plan((), f"no shift, because nothing is better than the present roles: {outcome.words(0)}")
-        where = f"{donors.counted(len(option.moving), 'slot')} to {option.target}"
-        what = f"{where}: {outcome.words(0)}, then {outcome.words(best)}, in the next {outcome.horizon_s:.0f} s"
-        threshold_s = outcome.threshold_s(self.settings.margin)
-        if gain < threshold_s and not feeds.any():
-            why = f"gain {gain:.0f} slot-seconds under margin {threshold_s:.0f}"
-            return Plan((), f"no shift, because {why} for {what}")
-        share = gain / len(option.moving)
+        starved = _starved(snapshot, roles)
+        allowed = np.array([starved is None or option.feeds(starved) for option in options])
+        allowed |= not allowed.any()
+        gains = np.where(allowed, outcome.gains, -np.inf)
+        fallback = int(np.argmax(allowed))
+        doubts_s = np.array([self._doubt_s(snapshot, option, outcome) for option in options])
+        if suggested.shifts:
+            doubts_s[1] *= SECONDED
+            fallback = 1 if gains[1] >= gains[fallback] else fallback
+        best = int(np.argmax(gains - doubts_s))
+        if gains[best] - doubts_s[best] <= gains[fallback]:
+            best = fallback
+        option = options[best]
+        if not option.moves:
+            return Plan((), f"no shift, because {self._why_stay(options, outcome, doubts_s)}")
+        what = f"{option}: {outcome.words(0)}, then {outcome.words(best)}, in the next {outcome.horizon_s:.0f} s"
+        share = float(outcome.gains[best]) / len(option.moves)
         shifts = (
-            Shift(slot.slot_id, slot.role, option.target, share, _cost_s(snapshot, slot, option.target), what)
-            for slot in option.moving
+            Shift(slot.slot_id, slot.role, target, share, move_cost_s(snapshot, slot, target), what)
+            for slot, target in option.moves
         )
         return Plan(tuple(shifts), what)
+
+    def _doubt_s(self, snapshot: Snapshot, option: Option, outcome: _Outcome) -> float:
+        """Slot-seconds by which ``option`` must be better than one that needs no trust; ``margin`` scales it."""
+        if not option.moves:
+            return 0.0
+        cost_s = sum(move_cost_s(snapshot, slot, target) for slot, target in option.moves)
+        return self.settings.margin / 0.05 * (CAUTION * cost_s + outcome.share_s(CAUTION_SHARE[outcome.is_step]))
+
+    def _why_stay(self, options: list[Option], outcome: _Outcome, doubts_s: Vector) -> str:
+        moving = [number for number, option in enumerate(options) if option.moves]
+        best = max(moving, key=lambda number: outcome.gains[number])
+        gain = float(outcome.gains[best])
+        if gain <= 0:
+            return f"nothing is better than the present roles: {outcome.words(0)}"
+        what = f"{options[best]}: {outcome.words(0)}, then {outcome.words(best)}"
+        return f"gain {gain:.0f} slot-seconds under margin {doubts_s[best]:.0f} for {what}"
 
     def _project(self, snapshot: Snapshot, roles: Mapping[Role, RoleModel], options: list[Option]) -> _Outcome:
         train = train_model(snapshot)
@@ -142,11 +171,13 @@ class LookaheadPlanner:
         patience_s = self.settings.cooldown_s + shift_s
         steps_s = np.linspace(0.4, 1.6, STEPS) * look_s / STEPS
         projection = Fluid(roles, train, candidates_of(snapshot, options), patience_s, shift_s).project(steps_s)
-        slots, is_step = slot_count(snapshot), snapshot.staleness == 0
-        gains = projection.work - projection.work[0]
-        if is_step:
-            gains = (projection.finish_s[0] - projection.finish_s) * slots
-        return _Outcome(projection, np.asarray(gains), look_s, slots, is_step)
+        slots = slot_count(snapshot)
+        # Whether training lends its slots again is decided later: the better of the two counts.
+        if snapshot.staleness:
+            work_s = projection.work.reshape(2, -1).max(axis=0)
+            return _Outcome(work_s, work_s - work_s[0], look_s, slots, is_step=False)
+        finish_s = projection.finish_s.reshape(2, -1).min(axis=0)
+        return _Outcome(finish_s, (finish_s[0] - finish_s) * slots, look_s, slots, is_step=True)
 
 
 def _starved(snapshot: Snapshot, roles: Mapping[Role, RoleModel]) -> Role | None:
@@ -154,9 +185,3 @@ def _starved(snapshot: Snapshot, roles: Mapping[Role, RoleModel]) -> Role | None
     counts = donors.slot_counts(snapshot)
     starved = [role for role in INFERENCE_ROLES if roles[role].backlog.sequences >= 0.5 and not counts[role]]
     return max(starved, key=lambda role: roles[role].backlog.sequences, default=None)
-
-
-def _cost_s(snapshot: Snapshot, slot: SlotView, target: Role) -> float:
-    """Slot-seconds that one shift costs: its dead time and the prefill of what it cuts off."""
-    prefill_s = slot.load.context_tokens * snapshot.prefill_s_per_token.get(slot.role, 0.0)
-    return snapshot.shift_costs.seconds(slot.role, target) + prefill_s

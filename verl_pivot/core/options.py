@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,33 +16,33 @@ from verl_pivot.core.snapshot import INFERENCE_ROLES, LeaseState, Role, SlotView
 
 @dataclass(frozen=True)
 class Option:
-    """One allocation: ``moving`` slots go to ``target``, all others stay."""
+    """One allocation: slots go where ``moves`` says, all others stay."""
 
-    moving: tuple[SlotView, ...] = ()
-    target: Role = Role.ROLLOUT
-    lends: bool = False
-    """Training's slots serve inference, now or after this option, until they are wanted."""
-    defers: bool = False
-    """Training waits until all its batches are ready before it takes lent slots."""
+    moves: tuple[tuple[SlotView, Role], ...] = ()
+    waits_for: int = 1
+    """Batches that must be ready before training takes lent slots."""
+
+    def feeds(self, role: Role) -> bool:
+        """It gives slots to ``role``."""
+        return any(target is role for _, target in self.moves)
+
+    def __str__(self) -> str:
+        counts = Counter(str(target) for _, target in self.moves)
+        return " and ".join(f"{donors.counted(counts[role], 'slot')} to {role}" for role in sorted(counts))
 
 
-def options_of(snapshot: Snapshot, settings: PlannerSettings, suggested: Plan, *, defers: bool = False) -> list[Option]:
-    """The present allocation first, then every other worth a look, ``suggested`` (another planner's) among them where
-    it keeps what must be kept."""
-    lent = any(slot.effective_role not in (None, Role.TRAIN) for slot in snapshot.slots if Role.TRAIN in slot.can_host)
-    # What trains now serves inference again afterwards.
-    lends = lent or snapshot.train.lease is LeaseState.HELD
-
-    def option(moving: tuple[SlotView, ...], target: Role) -> Option:
-        return Option(moving, target, lends or any(slot.role is Role.TRAIN for slot in moving), defers)
-
-    options = [option((), Role.ROLLOUT)]
+def options_of(snapshot: Snapshot, settings: PlannerSettings, suggested: Plan, *, held: bool = False) -> list[Option]:
+    """The present allocation first, then ``suggested`` (another planner's), if it moves anything; then every other
+    worth a look, unless ``held``."""
+    options = [Option()]
+    if suggested.shifts:
+        slots = {slot.slot_id: slot for slot in snapshot.slots}
+        options.append(Option(tuple((slots[shift.slot_id], shift.target) for shift in suggested.shifts)))
+    if held:
+        return options
     for target in INFERENCE_ROLES:
-        able = _donors(snapshot, settings, target)
-        options += [option(tuple(able[:count]), target) for count in _counts(len(able))]
-        chosen = {shift.slot_id for shift in suggested.shifts if shift.target is target}
-        if chosen and chosen <= {slot.slot_id for slot in able}:
-            options.append(option(tuple(slot for slot in able if slot.slot_id in chosen), target))
+        able = [(slot, target) for slot in _donors(snapshot, settings, target)]
+        options += [Option(tuple(able[:count])) for count in _counts(len(able))]
     return options
 
 
@@ -63,31 +64,38 @@ def _donors(snapshot: Snapshot, settings: PlannerSettings, target: Role) -> list
     return able
 
 
+def move_cost_s(snapshot: Snapshot, slot: SlotView, target: Role) -> float:
+    """Slot-seconds that one shift costs: its dead time and the prefill of what it cuts off."""
+    prefill_s = slot.load.context_tokens * snapshot.prefill_s_per_token.get(slot.role, 0.0)
+    return snapshot.shift_costs.seconds(slot.role, target) + prefill_s
+
+
 def _counts(most: int) -> list[int]:
-    """How many slots an option moves: each number up to 8, then ever wider apart, and all of them."""
-    wanted = [*range(1, 9), *(round(8 * 1.25**k) for k in range(1, 40))]
+    """How many slots an option moves: 1, 2, 3, 4, then ever wider apart, and all of them."""
+    wanted = [*range(1, 5), *(round(4 * 1.4**k) for k in range(1, 26))]
     return sorted({count for count in wanted if count < most} | ({most} if most else set()))
 
 
 def candidates_of(snapshot: Snapshot, options: list[Option]) -> Candidates:
-    """The options as rows of numbers."""
+    """The options as rows of numbers, two for each: training lends its slots again after each update, or keeps them."""
     own, lent = dict.fromkeys(Role, 0), dict.fromkeys(Role, 0)
     for slot in snapshot.slots:
         if slot.effective_role is not None:
             (lent if Role.TRAIN in slot.can_host else own)[slot.effective_role] += 1
+    is_lent = bool(lent[Role.ROLLOUT] + lent[Role.GENRM])
     if snapshot.train.lease is LeaseState.HELD and lent[Role.TRAIN]:
         # Afterwards they will serve as the others do now.
         others = max(1, own[Role.ROLLOUT] + own[Role.GENRM])
         rollout = round(lent[Role.TRAIN] * own[Role.ROLLOUT] / others)
-        lent[Role.ROLLOUT], lent[Role.GENRM] = (
-            lent[Role.ROLLOUT] + rollout,
-            lent[Role.GENRM] + lent[Role.TRAIN] - rollout,
-        )
+        lent[Role.ROLLOUT] += rollout
+        lent[Role.GENRM] += lent[Role.TRAIN] - rollout
         lent[Role.TRAIN] = 0
-    rows = [_row(snapshot, option, own, lent) for option in options]
-    numbers = dict(zip(_ROW, np.array(rows, dtype=np.float64).T, strict=True))
-    lends, defers = (np.array([getattr(option, name) for option in options]) for name in ("lends", "defers"))
-    return Candidates(lends=lends, defers=defers, **numbers)
+    rows = np.array([_row(snapshot, option, own, lent) for option in options], dtype=np.float64)
+    numbers = dict(zip(_ROW, np.tile(rows.T, 2), strict=True))
+    lends = [is_lent or any(slot.role is Role.TRAIN for slot, _ in option.moves) for option in options]
+    waits_for = np.array([option.waits_for for option in options], dtype=np.float64)
+    again = np.repeat([True, False], len(options))
+    return Candidates(lends_now=np.tile(lends, 2), lends_again=again, waits_for=np.tile(waits_for, 2), **numbers)
 
 
 _ROW = (
@@ -107,18 +115,18 @@ def _row(snapshot: Snapshot, option: Option, own: dict[Role, int], lent: dict[Ro
     """One row of ``_ROW``. Slots of training count as lent from the start: their dead time is added to the debts."""
     meanwhile, after, lent = dict(own), dict(own), dict(lent)
     shift_s, debt_s = 0.0, dict.fromkeys(Role, 0.0)
-    for slot in option.moving:
-        seconds = snapshot.shift_costs.seconds(slot.role, option.target)
+    for slot, target in option.moves:
+        seconds = snapshot.shift_costs.seconds(slot.role, target)
         debt_s[slot.role] += slot.load.context_tokens * snapshot.prefill_s_per_token.get(slot.role, 0.0)
         if Role.TRAIN in slot.can_host:
             lent[slot.role] -= 1
-            lent[option.target] += 1
-            debt_s[option.target] += seconds if slot.role is not Role.TRAIN else 0.0
+            lent[target] += 1
+            debt_s[target] += seconds if slot.role is not Role.TRAIN else 0.0
         else:
             shift_s = max(shift_s, seconds)
             meanwhile[slot.role] -= 1
             after[slot.role] -= 1
-            after[option.target] += 1
+            after[target] += 1
     return (
         after[Role.ROLLOUT],
         after[Role.GENRM],

@@ -1,24 +1,18 @@
-"""Training within a projection: groups become ready as sequences end, batches begin when they are, weights come out.
+"""Training within a projection: batches begin when their groups are ready, hold the slots, and publish a version.
 
-Belongs to ``core.fluid``, which moves sequences; here are the groups they make. All arrays are [candidates].
+Belongs to ``core.fluid``, which says how many groups are ready. All arrays are [candidates].
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
-from verl_pivot.core.backlog import GroupBacklog
+from verl_pivot.core.backlog import GroupBacklog, Mask, Vector
 
-Vector = NDArray[np.float64]
-Mask = NDArray[np.bool_]
-
-NEARLY = 0.5
-"""Groups short of a batch that still count as one: the last of a fluid never quite arrives."""
-_MOST_PARTS = 6
+_MOST_BATCHES = 4
+"""That one time step may end."""
 
 
 @dataclass(frozen=True)
@@ -46,102 +40,99 @@ class TrainModel:
     """Each batch waits for the groups that are due, not the last one of a step alone."""
 
 
-@dataclass(frozen=True, eq=False)
-class Progress:
-    """How far the sequences that were known at first have come."""
-
-    rollout_tokens: Vector
-    """Tokens that each response which began before has generated since."""
-    genrm_tokens: Vector
-    """The same of judgements."""
-    judged_tokens: Vector
-    """Tokens that each judgement gains in this time step."""
-
-
 class TrainingFlow:
-    """Groups, the lease and updates of all candidates as time goes on."""
+    """The lease and the updates of all candidates as time goes on."""
 
-    def __init__(self, model: TrainModel, lends: Mask, defers: Mask) -> None:
-        self._model, self._lends, self._defers = model, lends, defers
-        n = len(lends)
+    def __init__(self, model: TrainModel, lends_now: Mask, lends_again: Mask, waits_for: Vector) -> None:
+        """``lends_now``: its slots are on their way to inference, unless they are there or an update runs.
+        ``lends_again``: they go there after each update. ``waits_for``: batches that must be ready before lent slots
+        are taken."""
+        self._model, self._lends_again, self._waits_for = model, lends_again, waits_for
+        n = len(lends_now)
         self._ready = np.full(n, float(model.groups_ready))
-        self._rollout_done, self._genrm_done, self._last = np.zeros(n), np.zeros(n), np.zeros(n)
-        """Groups that have passed rollout, those that waited for judgements alone and have them, and those between."""
+        """Groups that were ready at the end of the last time step, trained ones among them."""
+        self._taken = np.zeros(n)
         self.busy = np.full(n, model.busy_s)
         """Seconds that the present update will go on."""
         self._waking = np.zeros(n)
         self.lent = np.full(n, model.is_lent and model.busy_s <= 0)
-        self._lending_s = np.where(lends & ~self.lent, model.from_train_s, 0.0)
+        self._lending_s = np.where(lends_now & (self.busy <= 0), model.from_train_s, np.inf)
+        """Until slots that have nothing to train serve inference."""
         self._batches = np.full(n, float(max(1, model.batches_to_publish)))
-        self._due_since = np.full(n, np.inf)
-        """Judgement progress at which the due groups had their responses."""
         self.updates, self.useful_s = np.zeros(n), np.zeros(n)
+        known = (model.groups_ready + model.groups.groups) / max(1.0, model.groups_needed)
+        self._known_batches = max(1, int(known + 1e-6)) + (model.busy_s > 0)
+        self.finished_s = np.full(n, np.inf)
+        """When all groups that were known at first have been trained on, from the beginning of the projection."""
 
     @property
     def idle(self) -> Mask:
-        """No update runs, and no batch is ready or will be of what is under way."""
-        return (self.busy <= 0) & (self._ready + self._last < self._model.groups_needed - NEARLY)
+        """No update runs, and nothing is ready for another."""
+        return (self.busy <= 0) & (self._ready - self._taken < self._model.groups.weight / 2)
 
     @property
     def left_s(self) -> Vector:
         """Slot-seconds of updates that are still to come."""
         model = self._model
-        groups = self._ready + self._last + model.groups.groups - self._rollout_done - self._genrm_done
+        groups = model.groups_ready + model.groups.groups - self._taken
         batches = np.maximum(0.0, groups) / max(1.0, model.groups_needed)
         return np.asarray((batches * model.update_s + self.busy) * model.slots)
 
-    def step(self, progress: Progress, dt: float) -> Mask:
-        """One time step; returns where a new version was published in it."""
-        self._make_ready(progress)
-        parts = min(_MOST_PARTS, max(1, math.ceil(dt / max(0.5, self._model.update_s / 4))))
-        published = np.zeros(len(self.busy), dtype=bool)
-        for _ in range(parts):
-            published |= self._update(progress, dt / parts)
+    def step(self, now_s: float, dt: float, ended: Vector, due_are_ready: Mask, work_left: Mask) -> Mask:
+        """One time step in which groups come to ``ended`` since the beginning; returns where a version was published.
+
+        ``work_left``: where sequences are still under way; without any, a batch takes what there is."""
+        before, self._ready = self._ready, self._model.groups_ready + ended
+        left, published = np.full(len(self.busy), dt), np.zeros(len(self.busy), dtype=bool)
+        free_s = np.zeros(len(self.busy))
+        for _ in range(_MOST_BATCHES):
+            spent, woken = np.minimum(self.busy, left), np.minimum(self._waking, left)
+            self.useful_s = self.useful_s + (spent - woken) * self._model.slots  # waking up is no use to anybody
+            was_busy = self.busy > 0
+            self.busy, self._waking, left = self.busy - spent, self._waking - woken, left - spent
+            over = was_busy & (self.busy <= 1e-9)
+            self.busy = np.where(over, 0.0, self.busy)
+            published |= self._end(over, now_s + dt - left)
+            begins, wait_s = self._begins(before, dt, dt - left, due_are_ready, work_left)
+            free_s = free_s + np.where(begins, wait_s, np.where(self.busy <= 0, left, 0.0))
+            left = np.where(begins, left - wait_s, np.where(self.busy <= 0, 0.0, left))
+            if not (begins & (left > 0)).any():
+                break
+        self._lend(free_s)
         return published
 
-    def _make_ready(self, progress: Progress) -> None:
-        groups = self._model.groups
-        through = np.searchsorted(groups.rollout_tokens, progress.rollout_tokens, side="right").astype(np.float64)
-        judged = np.searchsorted(groups.genrm_tokens, progress.genrm_tokens, side="right").astype(np.float64)
-        share = -np.expm1(-progress.judged_tokens / max(1.0, groups.last_judgement_tokens))
-        ended = self._last * share
-        self._last = self._last + through - self._rollout_done - ended
-        self._ready = self._ready + ended + judged - self._genrm_done
-        self._rollout_done, self._genrm_done = through, judged
-        had = progress.rollout_tokens >= groups.due_rollout_tokens
-        self._due_since = np.where(had & ~np.isfinite(self._due_since), progress.genrm_tokens, self._due_since)
-
-    def _due_are_ready(self, progress: Progress) -> Mask:
-        groups = self._model.groups
-        wait = groups.last_judgement_tokens if groups.due_rollout_tokens > 0 else 0.0
-        judged = progress.genrm_tokens >= np.maximum(groups.due_genrm_tokens, self._due_since + wait)
-        return np.asarray(judged)
-
-    def _update(self, progress: Progress, dt: float) -> Mask:
-        model = self._model
-        was_busy = self.busy > 0
-        # Waking up is no use to anybody.
-        spent, woken = np.minimum(self.busy, dt), np.minimum(self._waking, dt)
-        self.useful_s = self.useful_s + (spent - woken) * model.slots
-        self.busy, self._waking = self.busy - spent, self._waking - woken
-        ended = was_busy & (self.busy <= 0)
-        self.updates = self.updates + ended
-        self._batches = self._batches - ended
-        published = ended & (self._batches <= 0)
-        self._batches = np.where(published, float(model.batches_per_step), self._batches)
-        self._lending_s = np.where(ended & self._lends, model.from_train_s, self._lending_s)
-        self._begin(progress)
-        free = self._lends & (self.busy <= 0) & ~self.lent
-        self._lending_s = np.where(free, self._lending_s - dt, self._lending_s)
-        self.lent = self.lent | (free & (self._lending_s <= 0))
+    def _end(self, over: Mask, at_s: Vector) -> Mask:
+        """Updates are over at ``at_s``; returns where that publishes."""
+        self.updates = self.updates + over
+        self._batches = self._batches - over
+        published = over & (self._batches <= 0)
+        finished = over & (self.updates >= self._known_batches) & np.isinf(self.finished_s)
+        self.finished_s = np.where(finished, at_s, self.finished_s)
+        self._batches = np.where(published, float(self._model.batches_per_step), self._batches)
+        lending_s = np.where(self._lends_again, self._model.from_train_s, np.inf)
+        self._lending_s = np.where(over, lending_s, self._lending_s)
         return published
 
-    def _begin(self, progress: Progress) -> None:
+    def _begins(
+        self, before: Vector, dt: float, passed: Vector, due_are_ready: Mask, work_left: Mask
+    ) -> tuple[Mask, Vector]:
+        """Where a batch begins, and how long after ``passed`` seconds of the time step."""
         model = self._model
-        batches = np.where(self._defers & self.lent, np.maximum(1.0, self._batches), 1.0)
-        begins = (self.busy <= 0) & (self._ready >= batches * model.groups_needed - NEARLY)
-        begins &= self._due_are_ready(progress) | ((self._batches > 1) & (not model.every_batch_waits))
-        self._ready = np.where(begins, self._ready - model.groups_needed, self._ready)
+        batches = np.where(self.lent, np.minimum(self._waits_for, self._batches), 1.0)
+        needed = self._taken + batches * model.groups_needed - model.groups.weight / 2
+        some = self._ready - self._taken >= model.groups.weight / 2
+        begins = (self.busy <= 0) & (passed < dt) & ((self._ready >= needed) | (some & ~work_left))
+        begins &= due_are_ready | ((self._batches > 1) & (not model.every_batch_waits))
+        share = np.clip((needed - before) / np.maximum(self._ready - before, 1e-9), 0.0, 1.0)
+        wait_s = np.minimum(np.maximum(0.0, share * dt - passed), dt - passed)
+        self._taken = np.where(begins, self._taken + model.groups_needed, self._taken)
         self._waking = np.where(begins & self.lent, model.to_train_s, self._waking)
         self.busy = np.where(begins, model.update_s + self._waking, self.busy)
         self.lent = self.lent & ~begins
+        return begins, wait_s
+
+    def _lend(self, free_s: Vector) -> None:
+        """Slots that had nothing to train for ``free_s`` are on their way to inference, or there."""
+        free = (self.busy <= 0) & ~self.lent
+        self._lending_s = np.where(free, self._lending_s - free_s, self._lending_s)
+        self.lent = self.lent | (free & (self._lending_s <= 0))

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from verl_pivot.core.backlog import Backlog, GroupBacklog
-from verl_pivot.core.lengths import LEVELS, LengthPredictor
+from verl_pivot.core.backlog import Backlog, GroupBacklog, Vector
+from verl_pivot.core.lengths import LengthPredictor
 from verl_pivot.core.snapshot import INFERENCE_ROLES, Role
 from verl_pivot.sim.engine import SimSequence
 from verl_pivot.sim.scenario import Scenario
 
 REFRESH_S = 4.0
 """Between two predictions; what was predicted is good for longer than a plan."""
-LAST_JUDGEMENT = 1.25
-"""The judgement that a group waits for last, over the mean one: it is not just any."""
 _NEW = (0.05, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One role's sequences; arrays as they were given."""
+
+    backlog: Backlog
+    drawn: Vector
+    """Tokens that each has left, one draw of what is likely."""
+    chance: Vector
+    """A number from 0 to 1 for each, for a draw of what comes after it."""
 
 
 class RoleForecast:
@@ -43,28 +52,20 @@ class RoleForecast:
         for sequence in sequences:
             self._predictor.finish(sequence.key, sequence.total_tokens)
 
-    def look(self, sequences: list[SimSequence]) -> tuple[Backlog, dict[int, float]]:
-        """Of all sequences that have begun and not ended: the backlog, and the tokens that the slowest of each group
-        has left, in the median."""
+    def look(self, sequences: list[SimSequence]) -> Seen:
+        """Of all sequences that have begun and not ended."""
         self._predictor.progress({sequence.key: sequence.generated_tokens for sequence in sequences})
-        quantiles, spread = self._predictor.outlook([sequence.key for sequence in sequences])
+        spread, own = self._predictor.spread([sequence.key for sequence in sequences])
+        spread = spread * self._factor
+        drawn = spread[np.arange(len(own)), (own * spread.shape[1]).astype(int)]
         new = self._predictor.total_of_new([None], _NEW)[0] * self._factor
-        members = Counter(sequence.group for sequence in sequences)
-        # The median of the largest of k equals is a higher quantile of each.
-        levels = 0.5 ** (1 / np.array([members[sequence.group] for sequence in sequences]))
-        slowest: dict[int, float] = {}
-        for sequence, tokens in zip(sequences, _at_levels(quantiles, levels).tolist(), strict=True):
-            slowest[sequence.group] = max(tokens * self._factor, slowest.get(sequence.group, 0.0))
-        return Backlog.of(spread * self._factor, new, self._prompt_tokens), slowest
+        return Seen(Backlog.of(spread, new, self._prompt_tokens), drawn, np.modf(own * 997)[0])
 
-
-def _at_levels(quantiles: NDArray[np.float64], levels: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Each row of ``quantiles`` [n, len(LEVELS)] at its own level [n], not beyond the highest that is known."""
-    grid = np.array(LEVELS)
-    above = np.clip(np.searchsorted(grid, levels), 1, len(grid) - 1)
-    share = np.clip((levels - grid[above - 1]) / (grid[above] - grid[above - 1]), 0.0, 1.0)
-    rows = np.arange(len(levels))
-    return np.asarray((1 - share) * quantiles[rows, above - 1] + share * quantiles[rows, above])
+    def new(self, groups: NDArray[np.int64], chance: Vector) -> Vector:
+        """Tokens of requests that have not begun, of ``groups`` [n], at quantiles ``chance`` [n]."""
+        asked, at = np.unique(groups, return_inverse=True)
+        quantiles = self._predictor.total_of_new([int(group) % self._distinct for group in asked], _NEW)
+        return np.asarray(quantiles[at, (chance * len(_NEW)).astype(int)] * self._factor)
 
 
 class Forecast:
@@ -85,14 +86,16 @@ class Forecast:
         ones, may not be trained on later than in the present step."""
         self._made_s = now_s
         seen = {role: self.roles[role].look(open_now[role]) for role in INFERENCE_ROLES}
-        self.backlog = {role: backlog for role, (backlog, _) in seen.items()}
-        rollout, genrm = seen[Role.ROLLOUT][1], seen[Role.GENRM][1]
-        judged_alone = {group: tokens for group, tokens in genrm.items() if group not in rollout}
-        last_due = (due_step + 1) * self._prompts
-        self.groups = GroupBacklog(
-            np.sort(np.array(list(rollout.values()))),
-            np.sort(np.array(list(judged_alone.values()))),
-            LAST_JUDGEMENT * self.backlog[Role.GENRM].new_mean_tokens,
-            max((tokens for group, tokens in rollout.items() if group < last_due), default=0.0),
-            max((tokens for group, tokens in judged_alone.items() if group < last_due), default=0.0),
+        self.backlog = {role: of.backlog for role, of in seen.items()}
+        rollout, genrm = (
+            np.array([sequence.group for sequence in open_now[role]], dtype=np.int64) for role in INFERENCE_ROLES
         )
+        judgements = self.roles[Role.GENRM].new(rollout, seen[Role.ROLLOUT].chance)
+        respond = np.concatenate([seen[Role.ROLLOUT].drawn, np.full(len(genrm), -1.0)])
+        judge = np.concatenate([judgements, seen[Role.GENRM].drawn])
+        members = np.concatenate([rollout, genrm])
+        # The member of each group that has most before it comes last among those of its group.
+        order = np.lexsort((np.maximum(respond, 0.0) + judge, members))
+        last = order[np.flatnonzero(np.diff(members[order], append=-1))]
+        due = members[last] < (due_step + 1) * self._prompts
+        self.groups = GroupBacklog.of(respond[last], judge[last], due)

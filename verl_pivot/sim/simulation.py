@@ -17,7 +17,7 @@ from verl_pivot.observe.kinds import reason_class
 from verl_pivot.sim.deployments import Layout
 from verl_pivot.sim.draw import Draws
 from verl_pivot.sim.engine import SimSequence
-from verl_pivot.sim.forecast import Forecast
+from verl_pivot.sim.forecast import REFRESH_S, Forecast
 from verl_pivot.sim.ledger import Mark
 from verl_pivot.sim.scenario import Scenario
 from verl_pivot.sim.slots import SimSlot, SimSlots
@@ -72,6 +72,8 @@ class Simulation:
         self._fed_steps = steps + self.staleness
         self.draws = draws if draws is not None else Draws.seeded(scenario, steps + scenario.staleness)
         self._forecast = Forecast(scenario, warped.lengths) if layout.planner == "lookahead" else None
+        # Nothing new is known before the next prediction, unless something happens.
+        self._interval_s = max(self._settings.interval_s, REFRESH_S if self._forecast is not None else 0.0)
         hosts = zip(layout.first_role, layout.can_host, strict=True)
         slots = [SimSlot(at, role, can) for at, (role, can) in enumerate(hosts)]
         self.slots = SimSlots(self.env, scenario, slots, self._on_ended, self._poke)
@@ -164,7 +166,7 @@ class Simulation:
         while True:
             self._poked = self.env.event()
             self._plan_once()
-            yield self._poked | self.env.timeout(self._settings.interval_s)
+            yield self._poked | self.env.timeout(self._interval_s)
             yield self.env.timeout(0.05)
 
     def _plan_once(self) -> None:
