@@ -82,3 +82,42 @@ def test_it_looks_again_after_a_while() -> None:
     made.look({ROLLOUT: [], GENRM: []}, lambda group: False, now_s=0.0)
     assert not made.is_due(REFRESH_S / 2)
     assert made.is_due(REFRESH_S)
+
+
+def test_requests_of_which_nothing_is_known_count_like_new_ones() -> None:
+    made = forecast()
+    made.look({ROLLOUT: [], GENRM: []}, lambda group: False, 0.0, unseen={ROLLOUT: 9, GENRM: 3})
+    assert made.backlog[ROLLOUT].sequences == pytest.approx(9)
+    assert made.backlog[ROLLOUT].tokens / 9 == pytest.approx(made.backlog[ROLLOUT].new_mean_tokens, rel=0.1)
+    assert len(made.groups.rollout_tokens) == round(9 / SIBLINGS)
+
+
+@pytest.mark.parametrize(("groups_open", "waiting"), [(0, 0), (1, 0), (2, 1), (4, 3), (9, 5)])
+def test_judgements_of_unknown_groups_belong_to_groups_without_responses(groups_open: int, waiting: int) -> None:
+    """One group still has responses open; at most each of five judgements is a group's last."""
+    judgements = [Observation(f"j{at}", f"own {at}", f"own {at}", 50, 10 * at) for at in range(5)]
+    made = forecast()
+    made.roles[ROLLOUT].begin(sequences("a", 4))
+    made.roles[GENRM].begin(judgements, siblings=1)
+    open_now = {ROLLOUT: sequences("a", 4), GENRM: judgements}
+    made.look(open_now, lambda group: False, 0.0, groups_open=groups_open)
+    assert len(made.groups.genrm_tokens) == waiting
+    assert (np.diff(made.groups.genrm_tokens) >= 0).all()
+    assert made.groups.due_genrm_tokens == (made.groups.genrm_tokens[-1] if waiting else 0.0)
+
+
+def test_many_open_sequences_are_looked_at_less_often() -> None:
+    made = Forecast({r: RoleForecast(LengthPredictor(1000), SIBLINGS) for r in INFERENCE_ROLES}, refresh_s=0.25)
+    made.look({ROLLOUT: [], GENRM: []}, lambda group: False, now_s=0.0)
+    assert made.is_due(0.25)
+    many = [one for group in range(2000) for one in sequences(str(group), SIBLINGS)]
+    made.roles[ROLLOUT].begin(many)
+    made.look({ROLLOUT: many, GENRM: []}, lambda group: False, now_s=1.0)
+    assert not made.is_due(2.5)
+    assert made.is_due(3.0)
+
+
+def test_the_mean_prompt_is_that_of_the_first_ones() -> None:
+    role = RoleForecast(LengthPredictor(1000), SIBLINGS)
+    role.begin([Observation("a", "g", "p", 40, 0), Observation("b", "g", "p", 60, 0)])
+    assert role.prompt_tokens == pytest.approx(50.0)

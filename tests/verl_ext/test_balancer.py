@@ -136,7 +136,7 @@ def test_what_a_server_gave_up_goes_to_another():
         for request in ("r0", "r1"):
             balancer.release_server("a", request)
         assert [(await balancer.acquire(request, resumes=True))[0] for request in ("r0", "r1")] == ["b", "b"]
-        assert balancer.require_acquire_fields() == ["resumes"]
+        assert balancer.require_acquire_fields() == ["resumes", "sequence"]
         balancer.release_server("a", "r2")
         assert (await balancer.acquire("r2"))[0] == "a", "a later turn stays with its prefix"
 

@@ -8,7 +8,7 @@ from verl_pivot.config.findings import Finding, error, warning
 from verl_pivot.config.schema import MIN_KV_CACHE_BYTES, MIN_SHARD_BYTES
 from verl_pivot.config.subject import Subject
 
-PLANNERS = ("harmonic", "static")
+PLANNERS = ("harmonic", "lookahead", "static")
 ENGINE_HOSTS = ("auto", "per_replica", "shared")
 _RS = "trainer.resource_shift"
 _ROLLOUT = "actor_rollout_ref.rollout"

@@ -98,7 +98,12 @@ class ShiftEvent(_Stamped, _ShiftDetail):
     outcome: ShiftEnd
 
 
-class PlanEvent(_Stamped):
+class _PlanDetail(TypedDict, total=False):
+    took_s: float
+    """To look and to decide."""
+
+
+class PlanEvent(_Stamped, _PlanDetail):
     """Emitted when the class of the reason (``reason_class``) changes, and for every plan with shifts."""
 
     kind: Literal["plan"]
