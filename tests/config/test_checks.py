@@ -87,7 +87,7 @@ def test_planners_to_choose_from_exist() -> None:
         ("gpu", {f"{RS}.store.shard_bytes": 1000}, f"{RS}.store.shard_bytes", "default"),
         ("cpu", {f"{RS}.slots.cpu_share": 0.01}, f"{RS}.slots.cpu_share", "0.5"),
         ("cpu", {f"{RS}.slots.cpu_share": 9.0}, f"{RS}.slots.cpu_share", "0.5"),
-        ("gpu", {f"{RS}.planner.name": "magic"}, f"{RS}.planner.name", "harmonic, static"),
+        ("gpu", {f"{RS}.planner.name": "magic"}, f"{RS}.planner.name", "harmonic, lookahead, static"),
         ("gpu", {f"{RS}.engine.host": "moon"}, f"{RS}.engine.host", "per_replica"),
         ("gpu", {f"{RS}.staleness": -1}, f"{RS}.staleness", "0 or more"),
         ("gpu", {f"{RS}.shift.drain_s": 0.0}, f"{RS}.shift.drain_s", "default"),

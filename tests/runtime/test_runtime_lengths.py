@@ -15,6 +15,7 @@ from verl_pivot.core.plan import Plan
 from verl_pivot.core.sequences import SequenceEnd, SequenceReport
 from verl_pivot.core.settings import PlannerSettings
 from verl_pivot.core.snapshot import INFERENCE_ROLES, Role, Snapshot
+from verl_pivot.observe.kinds import missing_fields
 from verl_pivot.runtime.controller import Controller
 from verl_pivot.runtime.lengths import LengthOptions, LengthWatch
 from verl_pivot.runtime.training import TrainerState
@@ -51,6 +52,10 @@ def controlled(main: Any, planner: Any, watch: LengthWatch, slots: int = 3) -> N
         await main(world, controller)
         await controller.stop()
         assert not world.violations
+        told = world.events.of("sequences")
+        assert len(told) == (2 if watch is not None else 0)
+        assert all(missing_fields(event) == [] for event in told)
+        assert all(e["begun"] == e["whole"] + e["cut_off"] + e["open"] for e in told)
 
     run_virtual(run)
 

@@ -44,6 +44,10 @@ class SequenceLedger:
     def __len__(self) -> int:
         return len(self._open)
 
+    def counts(self) -> dict[str, int]:
+        """``begun``, and what became of them: ``whole``, ``cut_off`` for good, still ``open``."""
+        return {"begun": self.begun, "whole": self.whole, "cut_off": self.cut_off, "open": len(self._open)}
+
     def observe(self, states: Iterable[SequenceState], version: int, now_s: float) -> None:
         """Sequences that somebody holds at this moment."""
         for state in states:

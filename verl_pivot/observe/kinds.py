@@ -124,6 +124,19 @@ class LoadEvent(_Stamped):
     queued: dict[str, int]
 
 
+class SequencesEvent(_Stamped):
+    """How many sequences of a role the controller's books have seen, where lengths are predicted; at the end of a run.
+    ``begun = whole + cut_off + open``."""
+
+    kind: Literal["sequences"]
+    role: str
+    begun: int
+    whole: int
+    cut_off: int
+    """For good: given up by their clients, or begun again as others."""
+    open: int
+
+
 class PublishEvent(_Stamped):
     kind: Literal["publish"]
     version: int
@@ -235,6 +248,7 @@ Event = (
     | PlanEvent
     | LeaseEvent
     | LoadEvent
+    | SequencesEvent
     | PublishEvent
     | ServedEvent
     | EngineEvent
@@ -252,6 +266,7 @@ EVENT_TYPES: dict[str, type] = {
     "plan": PlanEvent,
     "lease": LeaseEvent,
     "load": LoadEvent,
+    "sequences": SequencesEvent,
     "publish": PublishEvent,
     "served": ServedEvent,
     "engine": EngineEvent,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -33,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 PLAN_SPACING_S = 0.02
 """Least time between two plans: a thousand requests that queue up in one burst ask for one."""
+PLANNING_SHARE = 0.25
+"""Of this process's time, at most: balancer and router share it with a planner that may think for long."""
 LOAD_EVENT_SPACING_S = 0.5
 EVENING_SPACING_S = 1.0
 """Sequences that move need a moment to arrive."""
@@ -117,6 +118,10 @@ class Controller:
         self._lease.close(RuntimeError("the controller was stopped"))
         await self._tasks.cancel_all()
         self._mask_all()
+        if self._lengths is not None:
+            self._take_sequences(self._lengths)
+            for role, ledger in self._lengths.ledgers.items():
+                self._events.emit("sequences", role=str(role), **ledger.counts())
 
     def poke(self) -> None:
         """Something changed: plan now instead of at the next interval. Costs nothing when called often."""
@@ -251,25 +256,27 @@ class Controller:
         loop = asyncio.get_running_loop()
         while True:
             self._poked.clear()
-            self._plan_once()
-            await asyncio.sleep(PLAN_SPACING_S)
+            took_s = self._plan_once()
+            await asyncio.sleep(max(PLAN_SPACING_S, took_s / PLANNING_SHARE))
             timer = loop.call_later(self._config.planner.interval_s, self.poke)
             try:
                 await self._poked.wait()
             finally:
                 timer.cancel()
 
-    def _plan_once(self) -> None:
-        """Look, decide and begin without an await between: what was decided still holds when it begins."""
-        started_s = time.perf_counter()
+    def _plan_once(self) -> float:
+        """Look, decide and begin without an await between: what was decided still holds when it begins. Returns the
+        seconds that it took to look and to decide."""
+        started_s = self._clock.now_s()
         plan = self._planner.plan(self.snapshot())
-        took_s = time.perf_counter() - started_s
+        took_s = self._clock.now_s() - started_s
         told = reason_class(plan.reason)
         if plan.shifts or told != self._reason_class:
             self._reason_class = told
             self._events.emit("plan", reason=plan.reason, shifts=len(plan.shifts), took_s=took_s)
         for shift in plan.shifts:
             self._executor.begin(shift)
+        return took_s
 
     async def _watch(self) -> None:
         emitted_s = float("-inf")
@@ -277,9 +284,7 @@ class Controller:
             for lost in await self._monitor.collect():
                 self._lose(lost)
             if self._lengths is not None:
-                told = self._monitor.take_sequences()
-                queued = {role: admission.queued_sequences() for role, admission in self._admissions.items()}
-                self._lengths.take(told, queued, self._version or 0, self._clock.now_s())
+                self._take_sequences(self._lengths)
             for seconds in self._monitor.take_first_tokens_s():
                 self._executor.add_migration(seconds)
             self._even_out()
@@ -287,6 +292,10 @@ class Controller:
                 emitted_s = self._clock.now_s()
                 self._events.emit("load", **self._monitor.event(demand_of(self._admissions)))
             await asyncio.sleep(self._config.engine.stats_interval_s)
+
+    def _take_sequences(self, lengths: LengthWatch) -> None:
+        queued = {role: admission.queued_sequences() for role, admission in self._admissions.items()}
+        lengths.take(self._monitor.take_sequences(), queued, self._version or 0, self._clock.now_s())
 
     def _even_out(self) -> None:
         """Where one slot of a role runs many sequences and another few, some move; requests that wait do it better."""

@@ -257,7 +257,7 @@ class PPOTrainerResourceShift(PPOTrainer):
             self.deployment.save_lengths(self._checkpoint_folder(self.global_steps))
 
     def _checkpoint_folder(self, step: int) -> Path:
-        """Where verl keeps the checkpoint of ``step`` (PPOTrainer._save_checkpoint, trainer_base.py:948)."""
+        """Where verl keeps the checkpoint of ``step`` (verl/trainer/ppo/v1/trainer_base.py:953)."""
         return Path(self.config.trainer.default_local_dir, f"global_step_{step}")
 
     def _compute_metrics(
