@@ -257,6 +257,12 @@ def test_without_a_judge_there_is_one_warning() -> None:
     assert [(finding.severity, finding.option) for finding in findings] == [("warning", f"{JUDGE}.enable")]
 
 
+def test_the_standing_of_the_planner_that_looks_ahead_is_told() -> None:
+    (finding,) = found("gpu", {f"{RS}.planner.name": "lookahead"})
+    assert (finding.severity, finding.option) == ("warning", f"{RS}.planner.name")
+    assert "harmonic" in finding.way_out and "simulations" in finding.problem
+
+
 def test_megatron_offload_is_looked_for_in_its_own_place() -> None:
     options = {finding.option for finding in found("gpu", {f"{ACTOR}.strategy": "megatron"})}
     assert options == {f"{ACTOR}.megatron.param_offload", f"{ACTOR}.megatron.optimizer_offload"}
