@@ -36,7 +36,7 @@ def test_equal_prompts_have_equal_keys() -> None:
 @pytest.mark.parametrize(("reason", "is_whole"), [("stop", True), ("length", True), ("abort", False), ("error", False)])
 def test_a_judgement_goes_by_vllms_own_id(reason: str, is_whole: bool) -> None:
     book, states = SequenceBook(), {"j-1": request([1, 2], 3)}
-    group = prompt_key([1, 2])
+    group = prompt_key([2, 1, 2])
     assert book.report(states) == {"sequences": [("j-1", group, 2, 3)], "ended": []}
     book.on_finished("j-1", states.pop("j-1"), 1, reason)
     assert book.report(states) == {"sequences": [], "ended": [("j-1", group, 2, 4, is_whole)]}
@@ -47,7 +47,7 @@ def test_a_judgement_that_begins_and_ends_between_two_reports_is_told() -> None:
     book = SequenceBook()
     book.on_finished("j-1", request([1, 2], 3), 1, "stop")
     book.on_finished("gone", None, 1, "abort")
-    assert book.report({})["ended"] == [("j-1", prompt_key([1, 2]), 2, 4, True)]
+    assert book.report({})["ended"] == [("j-1", prompt_key([2, 1, 2]), 2, 4, True)]
 
 
 def test_a_judgement_that_is_gone_without_an_end_was_cut_off() -> None:
@@ -62,6 +62,15 @@ def test_every_judgement_ends_once_though_vllm_says_so_late() -> None:
     book.report({"j-1": request([1, 2], 3)})
     book.on_finished("j-1", None, 1, "stop")
     assert len(book.report({})["ended"]) == 1
+
+
+def test_a_judge_that_is_asked_twice_has_siblings() -> None:
+    long = list(range(3000))
+    told = SequenceBook().report(
+        {"a": request(long, 1), "b": request(list(long), 2), "c": request([*long[:-40], 7], 1)}
+    )
+    first, again, other = (state[1] for state in told["sequences"])
+    assert first == again != other
 
 
 def test_reports_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,11 +19,10 @@ from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServer
 from verl.workers.rollout.replica import TokenOutput
 
 from verl_pivot.verl_ext.engine_death import engine_died
-from verl_pivot.verl_ext.sequences import prompt_key
+from verl_pivot.verl_ext.sequences import ABORTED, prompt_key
 
 logger = logging.getLogger(__name__)
 
-ABORTED = ("aborted", "abort")
 _RESUMES: ContextVar[bool] = ContextVar("resumes", default=False)
 """Whether the attempt that acquires a server goes on with a response: tells the balancer to look elsewhere. verl's
 ``generate`` lies between the two and hands on to the server whatever it is given."""

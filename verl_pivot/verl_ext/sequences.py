@@ -14,9 +14,14 @@ from typing import Any
 
 from verl_pivot.core.sequences import SequenceEnd, SequenceState
 
+ABORTED = ("aborted", "abort")
+"""What verl says of an attempt that was cut off."""
 MAX_TOLD = 8192
 """Sequences in one report, and ended ones kept for the next; beyond that the newest running and the oldest ended ones
 are left out."""
+
+SAMPLED = 256
+"""Tokens of a judge's prompt that its group is told from, about."""
 
 
 def prompt_key(token_ids: Sequence[int]) -> str:
@@ -94,4 +99,7 @@ def _external_id(own_id: str, state: Any) -> str:
 
 
 def _judgement(own_id: str, state: Any) -> SequenceState:
-    return SequenceState(own_id, prompt_key(state.prompt_token_ids or ()), state.prompt_len or 0, 0)
+    """Its group is told from its length and from tokens all over its prompt: hundreds may arrive at once, and what they
+    read is long."""
+    tokens, length = state.prompt_token_ids or (), state.prompt_len or 0
+    return SequenceState(own_id, prompt_key([length, *tokens[:: max(1, length // SAMPLED)]]), length, 0)

@@ -16,14 +16,12 @@ from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 
 from verl_pivot.verl_ext import processes
-from verl_pivot.verl_ext.sequences import SequenceBook, tokens_generated
+from verl_pivot.verl_ext.sequences import ABORTED, SequenceBook, tokens_generated
 from verl_pivot.vllm_ext.sampling import for_token_ids
 
 logger = logging.getLogger(__name__)
 
 FIRST_TOKEN_WAIT_S = 0.02
-ABORTED = ("aborted", "abort")
-"""What verl says of an attempt that was cut off."""
 
 
 class ShiftHttpServer(vLLMHttpServer):
