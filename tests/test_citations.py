@@ -22,6 +22,7 @@ WORDS = {
     "verl/third_party/vllm/__init__.py:31": "get_version(",
     "verl/trainer/ppo/v1/trainer_base.py:347": "RewardLoopManager(",
     "verl/trainer/ppo/v1/trainer_base.py:378": "LLMServerManager.create_empty(",
+    "verl/trainer/ppo/v1/trainer_base.py:953": 'f"global_step_{self.global_steps}"',
     "verl/trainer/ppo/v1/trainer_separate_async.py:187": "def _compute_old_log_prob",
     "verl/utils/distributed.py:89": "cpu:gloo",
     "verl/utils/fsdp_utils.py:1180": ".detach().cpu()",

@@ -87,7 +87,7 @@ def test_planners_to_choose_from_exist() -> None:
         ("gpu", {f"{RS}.store.shard_bytes": 1000}, f"{RS}.store.shard_bytes", "default"),
         ("cpu", {f"{RS}.slots.cpu_share": 0.01}, f"{RS}.slots.cpu_share", "0.5"),
         ("cpu", {f"{RS}.slots.cpu_share": 9.0}, f"{RS}.slots.cpu_share", "0.5"),
-        ("gpu", {f"{RS}.planner.name": "magic"}, f"{RS}.planner.name", "harmonic, static"),
+        ("gpu", {f"{RS}.planner.name": "magic"}, f"{RS}.planner.name", "harmonic, lookahead, static"),
         ("gpu", {f"{RS}.engine.host": "moon"}, f"{RS}.engine.host", "per_replica"),
         ("gpu", {f"{RS}.staleness": -1}, f"{RS}.staleness", "0 or more"),
         ("gpu", {f"{RS}.shift.drain_s": 0.0}, f"{RS}.shift.drain_s", "default"),
@@ -255,6 +255,12 @@ def test_what_looks_doubtful_and_is_right(device: str, changes: dict[str, Any], 
 def test_without_a_judge_there_is_one_warning() -> None:
     findings = found("gpu", {f"{JUDGE}.enable": False})
     assert [(finding.severity, finding.option) for finding in findings] == [("warning", f"{JUDGE}.enable")]
+
+
+def test_the_standing_of_the_planner_that_looks_ahead_is_told() -> None:
+    (finding,) = found("gpu", {f"{RS}.planner.name": "lookahead"})
+    assert (finding.severity, finding.option) == ("warning", f"{RS}.planner.name")
+    assert "harmonic" in finding.way_out and "simulations" in finding.problem
 
 
 def test_megatron_offload_is_looked_for_in_its_own_place() -> None:

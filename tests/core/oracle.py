@@ -85,8 +85,8 @@ class World:
 
     def finish_s(self, option: Option) -> float:
         """When everything is judged, if the slots of ``option`` move now."""
-        for view in option.moving:
-            self._move(self.slots[view.slot_id], option.target)
+        for view, target in option.moves:
+            self._move(self.slots[view.slot_id], target)
         while self._work_left():
             self._hand_out()
             self._follow_the_work()

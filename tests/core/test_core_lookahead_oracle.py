@@ -19,10 +19,9 @@ def regret(seed: int) -> float:
     case = draw(seed)
     view = World(case.copy()).view()
     plan = LookaheadPlanner(SETTINGS).plan(view)
-    moved = {shift.slot_id for shift in plan.shifts}
-    target = plan.shifts[0].target if plan.shifts else view.slots[0].role
-    chosen = Option(tuple(slot for slot in view.slots if slot.slot_id in moved), target)
-    options = [Option(), *options_of(view, SETTINGS, Plan((), ""))]
+    targets = {shift.slot_id: shift.target for shift in plan.shifts}
+    chosen = Option(tuple((slot, targets[slot.slot_id]) for slot in view.slots if slot.slot_id in targets))
+    options = options_of(view, SETTINGS, Plan((), ""))
     finishes = [World(case.copy()).finish_s(option) for option in options]
     return World(case.copy()).finish_s(chosen) / min(finishes)
 

@@ -35,13 +35,15 @@ def test_synchronous(start_run: Callable[..., Run], assets: Assets) -> None:
 
 
 def test_killed_and_resumed(start_run: Callable[..., Run], assets: Assets) -> None:
-    """Asynchronous with two mini-batches a step. kill -9 of the driver leaves nothing on the machine, and the next run
-    goes on from the checkpoint, with the prompts that were on their way when it was written."""
+    """Asynchronous with two mini-batches a step, under the planner that looks ahead. kill -9 of the driver leaves
+    nothing on the machine, and the next run goes on from the checkpoint, with the prompts that were on their way when
+    it was written, and with what was learned of lengths."""
     settings = {
         **overrides(assets),
         "actor_rollout_ref.actor.ppo_mini_batch_size": 2,
         "trainer.resource_shift.train.mini_batches_per_step": 2,
         "trainer.resource_shift.staleness": 1,
+        "trainer.resource_shift.planner.name": "lookahead",
         "trainer.save_freq": 2,
         "trainer.resume_mode": "auto",
         "trainer.total_training_steps": 100,
@@ -63,7 +65,17 @@ def test_killed_and_resumed(start_run: Callable[..., Run], assets: Assets) -> No
     assert max(worst_staleness(first), worst_staleness(second)) <= 1
     trained = _prompts_of(first, range(1, resumed)) + _prompts_of(second, range(resumed, 6))
     assert len(set(trained)) == len(trained) == 20, "a prompt was lost, or trained on twice"
+    _assert_looked_ahead(first, second)
     second.assert_gone()
+
+
+def _assert_looked_ahead(first: Run, second: Run) -> None:
+    """Lengths were predicted, from all sequences and each once, and what the first run learned was not lost."""
+    assert any("of slot-time of use" in plan["reason"] for plan in first.events("plan") + second.events("plan"))
+    assert "lengths are learned anew" not in second.log()
+    books = {event["role"]: event for event in second.events("sequences")}
+    assert all(books[role]["whole"] >= 4 * 4 for role in ("rollout", "genrm")), books
+    assert all(book["begun"] == book["whole"] + book["cut_off"] + book["open"] for book in books.values())
 
 
 def _prompts_of(run: Run, steps: Iterable[int]) -> list[int]:

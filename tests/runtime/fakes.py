@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from verl_pivot.config.schema import ResourceShiftConfig, ShiftConfig
 from verl_pivot.core.plan import Plan, Shift
+from verl_pivot.core.sequences import SequenceEnd, SequenceReport, SequenceState
 from verl_pivot.core.snapshot import LeaseState, ReplicaLoad, Role, SlotStatus, Snapshot
 from verl_pivot.runtime.ports import EngineDead, EngineError
 from verl_pivot.runtime.slots import Slot, SlotTable
@@ -101,6 +102,8 @@ class FakeEngine:
         self.holds_memory = False
         self.version: int | None = None
         self.running: dict[Sequence, tuple[asyncio.TimerHandle | None, float]] = {}
+        self._told: tuple[SequenceState, ...] = ()
+        self._ended: list[SequenceEnd] = []
         self.script: dict[str, deque[str]] = defaultdict(deque)
         self.calls: list[str] = []
         self.delay_s: Callable[[], float] = lambda: 0.01
@@ -128,7 +131,12 @@ class FakeEngine:
     async def stats(self) -> ReplicaLoad:
         await self._operate("stats", lambda: None)
         n = len(self.running)
+        self._told = tuple(SequenceState(s.name, "", 10, 90) for s in self.running)
         return ReplicaLoad(n, 0, 100 * n, 50.0 if n else 0.0)
+
+    def sequences(self) -> SequenceReport:
+        ended, self._ended = tuple(self._ended), []
+        return SequenceReport(self._told, ended)
 
     async def kill(self) -> None:
         await self._operate("kill", self.die, even_dead=True)
@@ -196,6 +204,7 @@ class FakeEngine:
                 timer.cancel()
                 sequence.left_s -= min(sequence.left_s, asyncio.get_running_loop().time() - since_s)
             sequence.moves += 1
+            self._ended.append(SequenceEnd(sequence.name, "", 10, 90, False))
             self._world.admissions[self.role].requeue(sequence)
         return len(sequences)
 
@@ -229,6 +238,7 @@ class FakeEngine:
     def _finish(self, sequence: Sequence) -> None:
         del self.running[sequence]
         sequence.end()
+        self._ended.append(SequenceEnd(sequence.name, "", 10, 100, True))
         self._world.admissions[self.role].dispatch()
 
     def __repr__(self) -> str:
@@ -252,6 +262,9 @@ class FakeAdmission:
 
     def queued(self) -> int:
         return len(self.waiting)
+
+    def queued_sequences(self) -> list[SequenceState]:
+        return [SequenceState(sequence.name, "", 10, 90 if sequence.moves else 0) for sequence in self.waiting]
 
     def inflight(self) -> Mapping[int, int]:
         return {slot_id: len(engine.running) for (slot_id, role), engine in self._world.engines.items()

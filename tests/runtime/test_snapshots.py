@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -125,5 +126,36 @@ def test_decode_costs_appear_once_enough_was_seen() -> None:
         costs = monitor.decode_costs()
         assert set(costs) == {ROLLOUT}
         assert costs[ROLLOUT].step_latency_s(3, 300) == pytest.approx(3 / 50)
+
+    with_monitor(main)
+
+
+def test_sequences_are_told_of_slots_that_serve_and_ended_ones_once() -> None:
+    async def main(world: World, monitor: LoadMonitor) -> None:
+        assert monitor.take_sequences()[ROLLOUT].running == (), "nobody has been asked"
+        await monitor.collect()
+        assert [state.key for state in monitor.take_sequences()[ROLLOUT].running] == ["s0", "s1", "s2"]
+        await world.engines[0, ROLLOUT].shed(1)
+        world.table[0].begin_shift(GENRM)
+        told = monitor.take_sequences()[ROLLOUT]
+        assert (told.running, [end.key for end in told.ended]) == ((), ["s0"]), "ended ones also of a slot that leaves"
+        assert monitor.take_sequences()[ROLLOUT].ended == ()
+
+    with_monitor(main)
+
+
+def test_the_time_to_a_first_token_is_that_of_requests_that_waited_for_nothing() -> None:
+    async def main(world: World, monitor: LoadMonitor) -> None:
+        assert monitor.undelayed_first_token_s() == {}
+        engine, waits_s = world.engines[0, ROLLOUT], [0.5, 9.0, 0.4, 7.0, 0.6]
+        stats = engine.stats
+
+        async def with_wait() -> ReplicaLoad:
+            return replace(await stats(), first_token_s=waits_s.pop(0) if waits_s else 0.0)
+
+        engine.stats = with_wait  # type: ignore[method-assign]
+        for _ in range(8):
+            await monitor.collect()
+        assert monitor.undelayed_first_token_s() == {ROLLOUT: 0.4}
 
     with_monitor(main)

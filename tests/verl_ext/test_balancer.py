@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("verl")
 
+from verl_pivot.core.sequences import SequenceState
 from verl_pivot.verl_ext.balancer import ShiftBalancer
 
 
@@ -16,6 +17,29 @@ def two_slots() -> ShiftBalancer:
     balancer.register("a", "handle-a", slot_id=0, limit=8)
     balancer.register("b", "handle-b", slot_id=1, limit=8)
     return balancer
+
+
+def test_it_knows_which_sequences_wait():
+    """Not of those that came through, were called off, or did not say."""
+
+    async def scenario():
+        balancer = two_slots()
+        said = [SequenceState(key, "g", 10, tokens) for key, tokens in (("a", 0), ("b", 7), ("c", 0))]
+        waiting = [
+            asyncio.ensure_future(balancer.acquire(f"r{number}", resumes=bool(one.tokens), sequence=tuple(one)))
+            for number, one in enumerate(said)
+        ]
+        silent = asyncio.ensure_future(balancer.acquire("silent"))
+        await asyncio.sleep(0)
+        assert balancer.queue.queued_sequences() == said
+        waiting[0].cancel()
+        await asyncio.sleep(0)
+        assert balancer.queue.queued_sequences() == said[1:]
+        balancer.queue.admit(1)
+        assert balancer.queue.queued_sequences() == []
+        await asyncio.gather(*waiting[1:], silent)
+
+    asyncio.run(scenario())
 
 
 def test_a_request_waits_until_a_slot_is_admitted():
@@ -136,7 +160,7 @@ def test_what_a_server_gave_up_goes_to_another():
         for request in ("r0", "r1"):
             balancer.release_server("a", request)
         assert [(await balancer.acquire(request, resumes=True))[0] for request in ("r0", "r1")] == ["b", "b"]
-        assert balancer.require_acquire_fields() == ["resumes"]
+        assert balancer.require_acquire_fields() == ["resumes", "sequence"]
         balancer.release_server("a", "r2")
         assert (await balancer.acquire("r2"))[0] == "a", "a later turn stays with its prefix"
 

@@ -17,6 +17,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from verl_pivot.verl_ext.client import ShiftLLMServerClient
 from verl_pivot.verl_ext.engine_death import engine_died
+from verl_pivot.verl_ext.sequences import prompt_key
 
 PROMPT = [7, 8, 9]
 
@@ -201,9 +202,22 @@ async def test_a_dead_engine_is_reported_before_the_next_attempt(
     response = await client.generate("r", prompt_ids=PROMPT, sampling_params={"max_tokens": 4}, image_data=["image"])
     assert (response.token_ids, response.extra_fields["num_resumes"]) == ([1, 2], 2)
     assert balancer.lost == ["r"]
+    sequences = [one.pop("sequence") for one in asked]
     resumed = {"prompt_ids": [*PROMPT, 1], "sampling_params": {"max_tokens": 3}}
     first = {"prompt_ids": PROMPT, "sampling_params": {"max_tokens": 4}}
     assert asked == [{"request_id": "r", "image_data": ["image"], **one} for one in (first, resumed, resumed)]
+    assert len({key for key, *_ in sequences}) == 1, "one response, whatever it took"
+    assert [rest for _, *rest in sequences] == [[prompt_key(PROMPT), 3, tokens] for tokens in (0, 1, 1)]
+
+
+async def test_siblings_share_a_group_and_later_turns_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = servers(monkeypatch, *[output([1], "completed") for _ in range(4)])
+    client = ShiftLLMServerClient(config(), load_balancer_handle=Balancer())
+    for session, prompt in (("a", PROMPT), ("b", PROMPT), ("a", [*PROMPT, 1, 2]), ("c", [1])):
+        await client.generate(session, prompt_ids=prompt, sampling_params={"max_tokens": 4})
+    keys, groups = zip(*[one["sequence"][:2] for one in asked], strict=True)
+    assert len(set(keys)) == 4
+    assert groups == (prompt_key(PROMPT), prompt_key(PROMPT), "", prompt_key([1]))
 
 
 async def test_the_error_of_a_request_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:

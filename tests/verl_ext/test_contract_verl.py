@@ -69,7 +69,7 @@ def test_the_control_plane_answers_what_verls_client_asks_its_balancer() -> None
     for method in asked:
         theirs = function("verl/workers/rollout/router.py", f"GlobalRequestLoadBalancer.{method}")
         ours = function("verl_pivot/verl_ext/control_plane.py", f"ControlPlane.{method}")
-        ours_only = ["resumes"] if method == "acquire_server" else []  # asked for by require_acquire_fields
+        ours_only = ["resumes", "sequence"] if method == "acquire_server" else []  # asked for by require_acquire_fields
         assert parameters(ours) == [*parameters(theirs), *ours_only]
 
 

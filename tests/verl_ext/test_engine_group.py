@@ -21,6 +21,7 @@ pytest.importorskip("ray")
 from ray.exceptions import ActorDiedError, RayActorError
 from ray_errors import EngineDeadError, task_error
 
+from verl_pivot.core.sequences import SequenceEnd, SequenceReport, SequenceState
 from verl_pivot.core.snapshot import ReplicaLoad, Role
 from verl_pivot.runtime.admission import AdmissionQueue
 from verl_pivot.runtime.ports import EngineDead, EngineError
@@ -69,9 +70,11 @@ def group_of(
     store: Any = None,
     admission: AdmissionQueue | None = None,
     on_relaunch: Callable[[ServerRecord, str], None] = lambda record, old_url: None,
+    tells_sequences: bool = False,
 ) -> EngineGroup:
     records = [ServerRecord(f"s{number}", handle, f"http://old:{number}") for number, handle in enumerate(handles)]
-    return EngineGroup(SLOT, role, records, store, "policy", admission or AdmissionQueue(), on_relaunch)
+    queue = admission or AdmissionQueue()
+    return EngineGroup(SLOT, role, records, store, "policy", queue, on_relaunch, tells_sequences)
 
 
 @pytest.mark.parametrize("wanted", [8, None])
@@ -161,6 +164,7 @@ def report(running: int, **fields: Any) -> dict[str, Any]:
         "context_tokens": 10 * running,
         "tokens_per_s": 2.0 * running,
         "first_token_s": 0.5 * running,
+        "kv_tokens": 100,
         **fields,
     }
 
@@ -168,8 +172,25 @@ def report(running: int, **fields: Any) -> dict[str, Any]:
 async def test_load_is_added_up() -> None:
     group = group_of(Handle(load_report=report(2)), Handle(load_report=report(1)))
     assert await group.stats() == ReplicaLoad(
-        running=3, waiting=2, context_tokens=30, tokens_per_s=6.0, first_token_s=1.0
+        running=3, waiting=2, context_tokens=30, tokens_per_s=6.0, first_token_s=1.0, kv_tokens=200
     )
+    assert group.sequences() == SequenceReport(), "nobody asked for them"
+
+
+async def test_sequences_of_all_servers_are_told_and_ended_ones_once() -> None:
+    """Also those that ended between the last report and a drain."""
+    inside, ended, later = ("a", "g", 10, 5), ("b", "g", 10, 7, True), ("a", "g", 10, 9, False)
+    handles = (
+        Handle(load_report=report(1, sequences=[inside], ended=[]), drain=1, sequence_report={"ended": [later]}),
+        Handle(load_report=report(0, sequences=[], ended=[ended]), drain=0, sequence_report={"ended": []}),
+    )
+    group = group_of(*handles, tells_sequences=True)
+    await group.stats()
+    assert group.sequences() == SequenceReport((SequenceState(*inside),), (SequenceEnd(*ended),))
+    assert group.sequences().ended == ()
+    await group.drain()
+    assert group.sequences() == SequenceReport((), (SequenceEnd(*later),))
+    assert handles[0].asked == [("load_report", True), ("drain",), ("sequence_report",)]
 
 
 async def test_one_dead_process_makes_the_group_dead() -> None:

@@ -36,6 +36,7 @@ class RecordingEngine:
         self.failing: str | None = None
         self.reported = [3, 3]
         self.errored = False
+        self.vllm_config = SimpleNamespace(cache_config=SimpleNamespace(num_gpu_blocks=20, block_size=16))
         self.output_processor = SimpleNamespace(request_states={}, process_outputs=lambda outputs: len(outputs))
 
     def _note(self, name: str, *args: Any) -> None:
@@ -267,8 +268,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def step_output(request_id: str, tokens: int) -> SimpleNamespace:
-    return SimpleNamespace(request_id=request_id, new_token_ids=[0] * tokens)
+def step_output(request_id: str, tokens: int, reason: str | None = None) -> SimpleNamespace:
+    return SimpleNamespace(request_id=request_id, new_token_ids=[0] * tokens, finish_reason=reason)
 
 
 async def test_load_is_reported_since_the_last_call(clock: Clock, server: ShiftHttpServer) -> None:
@@ -284,6 +285,7 @@ async def test_load_is_reported_since_the_last_call(clock: Clock, server: ShiftH
         "context_tokens": 15 + 4 + 6,
         "tokens_per_s": 3.0,
         "first_token_s": 0.0,
+        "kv_tokens": 320,
     }
     clock.now_s += 4
     processor.process_outputs([step_output("a-1", 2)])
@@ -318,3 +320,38 @@ async def test_a_response_has_the_version_it_was_admitted_with_and_its_first_tok
     assert output.extra_fields["global_steps"] == 3
     assert (await server.load_report())["first_token_s"] == 2.0
     assert (await server.load_report())["first_token_s"] == 0.0
+
+
+async def test_a_response_is_told_under_its_clients_key_with_the_tokens_of_all_attempts(
+    server: ShiftHttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server._count_tokens()
+    processor = server.engine.output_processor
+    told: list[dict[str, Any]] = []
+
+    async def generate(self: ShiftHttpServer, prompt_ids: Any, sampling_params: Any, request_id: str) -> TokenOutput:
+        processor.request_states = {f"{request_id}-0a1b": sequence(10, 3, request_id)}
+        told.append(await self.load_report(with_sequences=True))
+        processor.process_outputs([step_output(f"{request_id}-0a1b", 1, reason="length")])
+        processor.request_states = {}
+        return TokenOutput(token_ids=[1] * 4, stop_reason=reasons.pop(0), extra_fields={})
+
+    monkeypatch.setattr(vLLMHttpServer, "generate", generate)
+    reasons = ["aborted", "completed"]
+    for attempt, tokens in (("r1", 0), ("r2", 4)):
+        await server.generate([1], {}, attempt, sequence=("key", "group", 6, tokens))
+    assert [report["sequences"] for report in told] == [[("key", "group", 6, 3)], [("key", "group", 6, 7)]]
+    assert told[1]["ended"] == [("key", "group", 6, 4, False)]
+    assert server.sequence_report() == {"sequences": [], "ended": [("key", "group", 6, 8, True)]}
+    assert server.sequence_report()["ended"] == []
+
+
+async def test_an_attempt_that_raises_is_told_no_more(server: ShiftHttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def generate(self: ShiftHttpServer, *args: Any) -> TokenOutput:
+        raise ValueError("the prompt is too long")
+
+    monkeypatch.setattr(vLLMHttpServer, "generate", generate)
+    with pytest.raises(ValueError, match="too long"):
+        await server.generate([1], {}, "r", sequence=("key", "group", 6, 0))
+    assert server.sequence_report() == {"sequences": [], "ended": []}
+    assert not server._sequences._known

@@ -13,6 +13,7 @@ from verl_pivot.vllm_ext import distribution
 
 distribution.install()
 
+from verl_pivot.runtime.training import TrainerState, TrainPhase  # noqa: E402
 from verl_pivot.verl_ext.trainer import FAILED_BATCHES, PPOTrainerResourceShift  # noqa: E402
 
 pytestmark = pytest.mark.contract
@@ -21,8 +22,16 @@ pytestmark = pytest.mark.contract
 class Guarded(PPOTrainerResourceShift):
     def __init__(self) -> None:  # nothing of verl is started
         algorithm = {"filter_groups": {"enable": False}}
-        self.config = OmegaConf.create({"data": {"train_batch_size": 8}, "algorithm": algorithm})
-        self.record = SimpleNamespace(prompts_dropped=self._drop, prompts_sampled=lambda count: None)
+        rollout = {"rollout": {"n": 2}}
+        self.config = OmegaConf.create(
+            {"data": {"train_batch_size": 8}, "algorithm": algorithm, "actor_rollout_ref": rollout}
+        )
+        self.record = SimpleNamespace(prompts_dropped=self._drop, prompts_sampled=self._sample, prompts_open=20)
+        self.deployment = SimpleNamespace(train_progress=self._hear, acquire_train=lambda ready, needed: None)
+        self.heard: list[tuple[int, int, TrainerState]] = []
+        self._ready = self.local_trigger_step = 0
+        self.global_steps, self.total_training_steps = 1, 2
+        self.timing_raw: dict[str, float] = {}
         self.dropped = self.submitted = 0
         self.parameter_sync_step = 1
         self._failed_in_a_row = 0
@@ -30,6 +39,12 @@ class Guarded(PPOTrainerResourceShift):
 
     def _drop(self, count: int) -> None:
         self.dropped += count
+
+    def _sample(self, count: int) -> None:
+        self.record.prompts_open -= count
+
+    def _hear(self, ready: int, needed: int, state: TrainerState) -> None:
+        self.heard.append((ready, needed, state))
 
     def _add_prompts_to_generate(self, num_prompts: int) -> int:
         self.submitted += num_prompts
@@ -58,3 +73,25 @@ def test_groups_that_were_filtered_are_no_failures() -> None:
     trainer = Guarded()
     trainer.config.algorithm.filter_groups.enable = True
     assert trainer._replace_failed(1000) == 1000
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_the_planner_hears_what_training_does(step: int) -> None:
+    """20 groups are submitted, 10 of them ready when a mini-batch of 4 is taken."""
+    trainer = Guarded()
+    trainer.parameter_sync_step, trainer.global_steps, trainer._holds_lease = 2, step, False
+    trainer._tell(10)
+    trainer.on_sample_end()
+    trainer.local_trigger_step = 1
+    trainer._tell(7)
+    trainer._tell(trainer._ready, TrainPhase.PUBLISHING)
+    new_prompts = 16 if step == 1 else 0  # with the last version nothing more comes
+    told = [(ready, s.groups_open, s.batch, s.phase) for ready, _, s in trainer.heard]
+    assert told == [
+        (10, 10, 0, TrainPhase.WAITING),
+        (10, 10, 0, TrainPhase.WAITING),
+        (6, 10, 0, TrainPhase.UPDATING),
+        (7, 9, 1, TrainPhase.WAITING),
+        (7, 9, 2, TrainPhase.PUBLISHING),
+    ]
+    assert {(needed, s.batches_per_step, s.new_prompts) for _, needed, s in trainer.heard} == {(4, 2, new_prompts)}

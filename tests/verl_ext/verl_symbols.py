@@ -93,6 +93,7 @@ FUNCTIONS = [
     ("workers/engine_workers.py", "ActorRolloutRefWorker.update_weights", "global_steps mode"),
     (_LLM_SERVER, "LLMServerClient.generate", _GENERATE),
     (_LLM_SERVER, "LLMServerClient._acquire_server", "request_id **extra"),
+    (_LLM_SERVER, "FullyAsyncLLMServerClient.__init__", "config load_balancer_handle only_hybrid **kwargs"),
     (_LLM_SERVER, "FullyAsyncLLMServerClient._acquire_server", "request_id **extra"),
     (_LLM_SERVER, "FullyAsyncLLMServerClient.generate", _GENERATE),
     (_LLM_SERVER, "FullyAsyncLLMServerClient._configured_response_length", ""),
@@ -168,7 +169,7 @@ CLASSES = [
         _TRAINER,
         "PPOTrainer",
         "config replay_buffer resource_pool_manager role_worker_mapping actor_rollout_wg global_steps timing_raw "
-        "parameter_sync_step local_trigger_step "
+        "parameter_sync_step local_trigger_step total_training_steps "
         "_restored_tq_prompt_count _pending_sync_metrics _enable_hybrid_replicas",
     ),
     (_TRAINER, "", "TRAINER_REGISTRY RewardLoopManager LLMServerManager"),

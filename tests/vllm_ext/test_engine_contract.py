@@ -31,14 +31,15 @@ CALLS = [
 """File below ``vllm/``, function, parameters that we pass, in this order."""
 
 CLASSES = [
-    ("v1/engine/__init__.py", "EngineCoreOutput", "request_id new_token_ids"),
-    ("v1/engine/async_llm.py", "AsyncLLM", "engine_core output_processor errored"),
+    ("config/cache.py", "CacheConfig", "block_size num_gpu_blocks"),
+    ("v1/engine/__init__.py", "EngineCoreOutput", "request_id new_token_ids finish_reason"),
+    ("v1/engine/async_llm.py", "AsyncLLM", "engine_core output_processor errored vllm_config"),
     ("v1/engine/core_client.py", "BackgroundResources", "engine_manager"),
     ("v1/engine/core_client.py", "MPClient", "resources"),
     ("v1/engine/detokenizer.py", "IncrementalDetokenizer", "output_token_ids"),
     ("v1/engine/exceptions.py", "EngineDeadError", ""),
     ("v1/engine/output_processor.py", "OutputProcessor", "request_states"),
-    ("v1/engine/output_processor.py", "RequestState", "prompt_len detokenizer"),
+    ("v1/engine/output_processor.py", "RequestState", "prompt_len prompt_token_ids detokenizer"),
     ("v1/engine/utils.py", "CoreEngineProcManager", "processes"),
     ("v1/worker/gpu_worker.py", "Worker", "reload_weights"),
     ("v1/worker/worker_base.py", "WorkerBase", "vllm_config model_config load_config"),
@@ -85,6 +86,7 @@ CPU_CLASSES = [
 ]
 
 CPU_FRAGMENTS = [
+    ("v1/engine/__init__.py", "FinishReason.__str__", "FINISH_REASON_STRINGS[self.value]"),
     ("v1/engine/input_processor.py", "InputProcessor.assign_request_id", 'f"{request.external_req_id}-{random_uuid()'),
     ("v1/engine/utils.py", "CoreEngineProcManager.__init__", "context = get_mp_context()"),
     ("v1/engine/utils.py", "CoreEngineProcManager.__init__", '"executor_class": executor_class'),

@@ -8,7 +8,7 @@ from verl_pivot.config.findings import Finding, error, warning
 from verl_pivot.config.schema import MIN_KV_CACHE_BYTES, MIN_SHARD_BYTES
 from verl_pivot.config.subject import Subject
 
-PLANNERS = ("harmonic", "static")
+PLANNERS = ("harmonic", "lookahead", "static")
 ENGINE_HOSTS = ("auto", "per_replica", "shared")
 _RS = "trainer.resource_shift"
 _ROLLOUT = "actor_rollout_ref.rollout"
@@ -127,6 +127,10 @@ def _combinations(subject: Subject) -> list[Finding]:
         problem = "slots keep their first role, and without a pool of its own no slot begins as judge"
         way_out = f"set {_JUDGE}.enable_resource_pool=true with its nnodes and n_gpus_per_node, or use another planner"
         findings.append(error(f"{_RS}.planner.name", "static", problem, way_out))
+    if subject.get(f"{_RS}.planner.name") == "lookahead":
+        problem = "it predicts lengths and looks ahead; that it is faster was seen in simulations only"
+        way_out = "compare with the default, harmonic, on your own workload (benchmarks/RESULTS.md has the simulations)"
+        findings.append(warning(f"{_RS}.planner.name", "lookahead", problem, way_out))
     floors = sum(int(subject.get(f"{_RS}.planner.{role}_floor", 0)) for role in ("rollout", "genrm"))
     if subject.layout is not None and floors > len(subject.layout.slots):
         problem = f"floors ask for {floors} slots, there are {len(subject.layout.slots)}"

@@ -25,8 +25,9 @@ class PlannerConfig:
     """When and how slots are moved."""
 
     name: str = "harmonic"
-    """Decision rule: ``harmonic`` (published throughput rule) or ``static`` (slots keep their first role, training
-    aside)."""
+    """Decision rule: ``harmonic`` (published throughput rule), ``lookahead`` (predicts lengths and plays the coming
+    minutes through under many allocations; its results are simulated ones, and it may think longer) or ``static``
+    (slots keep their first role, training aside)."""
     interval_s: float = 1.0
     """Seconds between plans; a batch that is ready, a request that has to wait, and a slot or lease that changes
     trigger one at once."""

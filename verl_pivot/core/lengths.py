@@ -36,6 +36,8 @@ _ASSUMED = Spread(effect=0.6, residual=0.6)
 """Before anything was seen; responses of reasoning models vary about as much between prompts as within them."""
 _GOLDEN = 0.6180339887498949
 _SILVER = 0.4142135623730951
+MAX_IDLE_GROUPS = 4096
+"""Groups of which nothing runs that may wait for siblings to begin; in a failed group some never do."""
 _PSEUDO = 32
 """Observations of the normal shape that a new curve starts with."""
 
@@ -95,6 +97,9 @@ class LengthPredictor:
         known = self._groups.setdefault(group, _Group(prompt, siblings))
         known.running[sequence] = None
         known.expected = max(known.expected, len(known.running) + len(known.ended))
+        if len(self._groups) > len(self._sequences) + MAX_IDLE_GROUPS:
+            for idle in [key for key, other in self._groups.items() if not other.running][: MAX_IDLE_GROUPS // 2]:
+                self._close(idle)
 
     def progress(self, tokens: Mapping[Hashable, int]) -> None:
         """Tokens generated so far, by sequence; unknown sequences are ignored."""

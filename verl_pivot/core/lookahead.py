@@ -133,7 +133,8 @@ class LookaheadPlanner:
         doubts_s = np.array([self._doubt_s(snapshot, option, outcome) for option in options])
         if suggested.shifts:
             doubts_s[1] *= SECONDED
-            fallback = 1 if gains[1] >= gains[fallback] else fallback
+            if snapshot.staleness and gains[1] >= gains[fallback]:
+                fallback = 1
         best = int(np.argmax(gains - doubts_s))
         if gains[best] - doubts_s[best] <= gains[fallback]:
             best = fallback

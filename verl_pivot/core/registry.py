@@ -11,7 +11,7 @@ from verl_pivot.core.plan import Planner
 from verl_pivot.core.settings import PlannerSettings
 from verl_pivot.core.static import StaticPlanner
 
-__all__ = ["PlannerSettings", "make_planner", "planner_names"]
+__all__ = ["PlannerSettings", "looks_at_lengths", "make_planner", "planner_names"]
 
 _PLANNERS: dict[str, Callable[[PlannerSettings], Planner]] = {
     HarmonicPlanner.name: HarmonicPlanner,
@@ -21,6 +21,11 @@ _PLANNERS: dict[str, Callable[[PlannerSettings], Planner]] = {
     EnableSwitchPlanner.name: EnableSwitchPlanner,
     TrainerPoolPlanner.name: TrainerPoolPlanner,
 }
+
+
+def looks_at_lengths(name: str) -> bool:
+    """Whether this planner makes use of what a snapshot predicts of lengths."""
+    return name == LookaheadPlanner.name
 
 
 def planner_names() -> tuple[str, ...]:

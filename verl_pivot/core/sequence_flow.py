@@ -117,7 +117,7 @@ def _shuffled(values: Vector, count: int) -> Vector:
     """``count`` of ``values``, each about as often, in an order that goes with nothing else."""
     if not len(values):
         return np.zeros(count)
-    return values[(np.modf(np.arange(1, count + 1) * _GOLDEN)[0] * len(values)).astype(int)]
+    return np.asarray(values[(np.modf(np.arange(1, count + 1) * _GOLDEN)[0] * len(values)).astype(int)])
 
 
 _GOLDEN = 0.6180339887498949

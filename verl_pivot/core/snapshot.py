@@ -57,6 +57,8 @@ class ReplicaLoad:
     first_token_s: float = 0.0
     """Mean seconds from a request's arrival at the engine to its first token, over the requests that got one since
     the last report; 0 when none did. What a sequence that moves here pays."""
+    kv_tokens: int = 0
+    """Tokens that the KV caches hold together; 0 where not known."""
 
     @property
     def sequences(self) -> int:

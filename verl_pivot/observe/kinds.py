@@ -98,7 +98,12 @@ class ShiftEvent(_Stamped, _ShiftDetail):
     outcome: ShiftEnd
 
 
-class PlanEvent(_Stamped):
+class _PlanDetail(TypedDict, total=False):
+    took_s: float
+    """To look and to decide."""
+
+
+class PlanEvent(_Stamped, _PlanDetail):
     """Emitted when the class of the reason (``reason_class``) changes, and for every plan with shifts."""
 
     kind: Literal["plan"]
@@ -117,6 +122,19 @@ class LoadEvent(_Stamped):
     kind: Literal["load"]
     slots: dict[str, SlotLoad]
     queued: dict[str, int]
+
+
+class SequencesEvent(_Stamped):
+    """How many sequences of a role the controller's books have seen, where lengths are predicted; at the end of a run.
+    ``begun = whole + cut_off + open``."""
+
+    kind: Literal["sequences"]
+    role: str
+    begun: int
+    whole: int
+    cut_off: int
+    """For good: given up by their clients, or begun again as others."""
+    open: int
 
 
 class PublishEvent(_Stamped):
@@ -230,6 +248,7 @@ Event = (
     | PlanEvent
     | LeaseEvent
     | LoadEvent
+    | SequencesEvent
     | PublishEvent
     | ServedEvent
     | EngineEvent
@@ -247,6 +266,7 @@ EVENT_TYPES: dict[str, type] = {
     "plan": PlanEvent,
     "lease": LeaseEvent,
     "load": LoadEvent,
+    "sequences": SequencesEvent,
     "publish": PublishEvent,
     "served": ServedEvent,
     "engine": EngineEvent,

@@ -11,6 +11,8 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
 
+from verl_pivot.core.sequences import SequenceState
+
 PREFERENCE = 4
 """Requests, or a quarter, that the preferred engine may have more than the emptiest one."""
 
@@ -30,6 +32,8 @@ class AdmissionQueue:
         self._open: list[str] = []
         self._line: deque[asyncio.Future[str]] = deque()
         self._ahead: deque[asyncio.Future[str]] = deque()
+        self._sequences: dict[asyncio.Future[str], SequenceState] = {}
+        """Of those that wait."""
         self.on_demand: Callable[[], object] | None = None
         """Called when a request has to wait; the controller plans at once."""
 
@@ -62,6 +66,9 @@ class AdmissionQueue:
     def queued(self) -> int:
         return sum(not waiter.done() for line in (self._ahead, self._line) for waiter in line)
 
+    def queued_sequences(self) -> list[SequenceState]:
+        return [sequence for waiter, sequence in self._sequences.items() if not waiter.done()]
+
     def inflight(self) -> Mapping[int, int]:
         counts: dict[int, int] = {}
         for engine_id, count in self._inflight.items():
@@ -71,13 +78,16 @@ class AdmissionQueue:
 
     # ---- requests -----------------------------------------------------------------------------------------------
 
-    async def acquire(self, preferred: str | None = None, ahead: bool = False) -> str:
+    async def acquire(
+        self, preferred: str | None = None, ahead: bool = False, sequence: SequenceState | None = None
+    ) -> str:
         """An engine for one request, counted as in flight until ``release``. May be cancelled while it waits.
 
         Args:
             preferred: engine to use (it holds this session's prefix) if it is admitted, has room, and has not much more
                 to do than the emptiest.
             ahead: wait before those that have not begun.
+            sequence: which sequence the request is for, where its client says so.
         """
         engine_id = self._choose(preferred)
         if engine_id is not None:
@@ -86,6 +96,8 @@ class AdmissionQueue:
         waiter: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         line = self._ahead if ahead else self._line
         line.append(waiter)
+        if sequence is not None:
+            self._sequences[waiter] = sequence
         if self.on_demand is not None:
             self.on_demand()
         try:
@@ -96,6 +108,8 @@ class AdmissionQueue:
             elif waiter in line:
                 line.remove(waiter)
             raise
+        finally:
+            self._sequences.pop(waiter, None)
 
     def release(self, engine_id: str) -> None:
         """The request was answered, or was lost with its engine."""

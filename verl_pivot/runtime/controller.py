@@ -16,20 +16,24 @@ from typing import Any
 from verl_pivot.config.schema import ResourceShiftConfig
 from verl_pivot.core.evening import excess
 from verl_pivot.core.plan import Planner
-from verl_pivot.core.snapshot import Role, SlotStatus, Snapshot, TrainView
+from verl_pivot.core.snapshot import Role, SlotStatus, Snapshot
 from verl_pivot.observe.kinds import reason_class
 from verl_pivot.runtime.executor import Executor
 from verl_pivot.runtime.lease import Lease
+from verl_pivot.runtime.lengths import LengthWatch
 from verl_pivot.runtime.ports import AdmissionPort, Clock, EnginePort, EventSink
 from verl_pivot.runtime.slots import Slot, SlotTable
 from verl_pivot.runtime.snapshots import LoadMonitor, LostEngine, demand_of
 from verl_pivot.runtime.steps import ShiftPorts
 from verl_pivot.runtime.tasks import TaskSet
+from verl_pivot.runtime.training import TrainerState, TrainingWatch
 
 logger = logging.getLogger(__name__)
 
 PLAN_SPACING_S = 0.02
 """Least time between two plans: a thousand requests that queue up in one burst ask for one."""
+PLANNING_SHARE = 0.25
+"""Of this process's time, at most: balancer and router share it with a planner that may think for long."""
 LOAD_EVENT_SPACING_S = 0.5
 EVENING_SPACING_S = 1.0
 """Sequences that move need a moment to arrive."""
@@ -47,6 +51,7 @@ class Controller:
         config: ``trainer.resource_shift``.
         events: the run's event log.
         clock: the run's clock; ``t_start_s`` of events is in its time.
+        lengths: predicts lengths, for planners that look at them.
 
     An error inside the planner or a bug in a background task stops the controller: every later call, and every
     trainer that waits for the lease, gets a RuntimeError that names it.
@@ -61,10 +66,11 @@ class Controller:
         config: ResourceShiftConfig,
         events: EventSink,
         clock: Clock,
+        lengths: LengthWatch | None = None,
     ) -> None:
         _require_ports(table, engines, admissions)
         self._table, self._admissions, self._planner = table, admissions, planner
-        self._config, self._events, self._clock = config, events, clock
+        self._config, self._events, self._clock, self._lengths = config, events, clock, lengths
         self._tasks = TaskSet(self._on_task_error)
         self._lease = Lease(lambda: [s.describe() for s in table.blocking_training()], events, self.poke)
         ports = ShiftPorts(engines, admissions, clock, config.shift, self._version_of, events)
@@ -80,7 +86,7 @@ class Controller:
         self._version: int | None = None
         self._publishing = asyncio.Lock()
         self._evened_s: dict[Role, float] = {}
-        self._groups = (0, 0)
+        self._training = TrainingWatch()
         self._reason_class: str | None = None
         self._poked = asyncio.Event()
         self._examinations: dict[int, asyncio.Task[None]] = {}
@@ -112,6 +118,10 @@ class Controller:
         self._lease.close(RuntimeError("the controller was stopped"))
         await self._tasks.cancel_all()
         self._mask_all()
+        if self._lengths is not None:
+            self._take_sequences(self._lengths)
+            for role, ledger in self._lengths.ledgers.items():
+                self._events.emit("sequences", role=str(role), **ledger.counts())
 
     def poke(self) -> None:
         """Something changed: plan now instead of at the next interval. Costs nothing when called often."""
@@ -131,14 +141,15 @@ class Controller:
     async def release_train(self) -> None:
         """Training gives its slots back."""
         self._check_alive()
-        self._groups = (0, self._groups[1])
+        self._training.released(self._clock.now_s())
         self._lease.release()
 
-    def train_progress(self, groups_ready: int, groups_needed: int) -> None:
-        """How far the next (mini-)batch is. A batch that just became ready triggers a plan."""
-        became_ready = groups_ready >= groups_needed and self._groups[0] < self._groups[1]
-        self._groups = (groups_ready, groups_needed)
-        if became_ready:
+    def train_progress(self, groups_ready: int, groups_needed: int, state: TrainerState | None = None) -> None:
+        """How far the next (mini-)batch is, and what the trainer does. A batch that just became ready triggers a
+        plan."""
+        if state is not None:
+            self._training.says(state, self._clock.now_s())
+        if self._training.progress(groups_ready, groups_needed):
             self.poke()
 
     async def publish(self, version: int) -> dict[int, int]:
@@ -206,16 +217,19 @@ class Controller:
 
     def snapshot(self) -> Snapshot:
         """All that the planner sees, as of now."""
-        return Snapshot(
-            now_s=self._clock.now_s(),
+        now_s = self._clock.now_s()
+        snapshot = Snapshot(
+            now_s=now_s,
             slots=self._monitor.views(),
             demand=demand_of(self._admissions),
-            train=TrainView(self._lease.state, *self._groups),
+            train=self._training.view(self._lease.state, now_s),
             decode=self._monitor.decode_costs(),
             shift_costs=self._executor.costs(),
             policy_version=self._version or 0,
             last_shift_s=self._executor.last_shift_s,
+            staleness=self._config.staleness,
         )
+        return snapshot if self._lengths is None else self._lengths.fill(snapshot, self._monitor)
 
     def whereabouts(self) -> str:
         """Where slots and requests are, in a sentence for whoever waits."""
@@ -242,29 +256,35 @@ class Controller:
         loop = asyncio.get_running_loop()
         while True:
             self._poked.clear()
-            self._plan_once()
-            await asyncio.sleep(PLAN_SPACING_S)
+            took_s = self._plan_once()
+            await asyncio.sleep(max(PLAN_SPACING_S, took_s / PLANNING_SHARE))
             timer = loop.call_later(self._config.planner.interval_s, self.poke)
             try:
                 await self._poked.wait()
             finally:
                 timer.cancel()
 
-    def _plan_once(self) -> None:
-        """Look, decide and begin without an await between: what was decided still holds when it begins."""
+    def _plan_once(self) -> float:
+        """Look, decide and begin without an await between: what was decided still holds when it begins. Returns the
+        seconds that it took to look and to decide."""
+        started_s = self._clock.now_s()
         plan = self._planner.plan(self.snapshot())
+        took_s = self._clock.now_s() - started_s
         told = reason_class(plan.reason)
         if plan.shifts or told != self._reason_class:
             self._reason_class = told
-            self._events.emit("plan", reason=plan.reason, shifts=len(plan.shifts))
+            self._events.emit("plan", reason=plan.reason, shifts=len(plan.shifts), took_s=took_s)
         for shift in plan.shifts:
             self._executor.begin(shift)
+        return took_s
 
     async def _watch(self) -> None:
         emitted_s = float("-inf")
         while True:
             for lost in await self._monitor.collect():
                 self._lose(lost)
+            if self._lengths is not None:
+                self._take_sequences(self._lengths)
             for seconds in self._monitor.take_first_tokens_s():
                 self._executor.add_migration(seconds)
             self._even_out()
@@ -272,6 +292,10 @@ class Controller:
                 emitted_s = self._clock.now_s()
                 self._events.emit("load", **self._monitor.event(demand_of(self._admissions)))
             await asyncio.sleep(self._config.engine.stats_interval_s)
+
+    def _take_sequences(self, lengths: LengthWatch) -> None:
+        queued = {role: admission.queued_sequences() for role, admission in self._admissions.items()}
+        lengths.take(self._monitor.take_sequences(), queued, self._version or 0, self._clock.now_s())
 
     def _even_out(self) -> None:
         """Where one slot of a role runs many sequences and another few, some move; requests that wait do it better."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from verl_pivot.core.sequences import SequenceReport, SequenceState
 from verl_pivot.core.snapshot import ReplicaLoad, Role
 
 
@@ -50,6 +51,10 @@ class EnginePort(Protocol):
     async def stats(self) -> ReplicaLoad:
         """Load since the last call. Raises EngineDead when the process is gone."""
 
+    def sequences(self) -> SequenceReport:
+        """What the last ``stats`` told of sequences one by one, and what ended since this was last called, drains
+        included. Costs no question. Nothing where the run does not predict lengths."""
+
     async def kill(self) -> None:
         """End the engine processes, answering or not, so that their memory is free and their clients see an error and
         go elsewhere. Idempotent: processes that are gone already, some or all, are no error. Used when an engine
@@ -70,6 +75,9 @@ class AdmissionPort(Protocol):
 
     def queued(self) -> int:
         """Requests that wait because no engine is admitted (or none has room)."""
+
+    def queued_sequences(self) -> list[SequenceState]:
+        """Of these requests, those whose clients say which sequence they are for."""
 
     def inflight(self) -> Mapping[int, int]:
         """Requests handed to each slot and not yet answered."""

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from verl_pivot.core.costs import DecodeCost, DecodeCostFitter
+from verl_pivot.core.sequences import SequenceReport
 from verl_pivot.core.snapshot import INFERENCE_ROLES, ReplicaLoad, Role, RoleDemand, SlotStatus, SlotView
 from verl_pivot.runtime.ports import AdmissionPort, Clock, EngineDead, EngineError, EnginePort
 from verl_pivot.runtime.slots import EngineState, Slot, SlotTable
 from verl_pivot.runtime.steps import within
+
+FIRST_TOKENS = 256
+"""Reports of times to the first token that are remembered of each role."""
+UNDELAYED = 0.1
+"""Share of them in which a request waited for nothing but its own prefill."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,7 @@ class LoadMonitor:
         self._hides_dead = hides_dead
         self._loads: dict[int, tuple[int, ReplicaLoad]] = {}
         self._first_tokens_s: list[float] = []
+        self._first_token_s = {role: deque[float](maxlen=FIRST_TOKENS) for role in INFERENCE_ROLES}
         self._heard: dict[int, tuple[int, float]] = {}
         self._fitters = {role: DecodeCostFitter() for role in INFERENCE_ROLES}
 
@@ -83,7 +91,36 @@ class LoadMonitor:
             self._fitters[role].add(load.running, load.context_tokens, load.tokens_per_s, now_s)
             if load.first_token_s > 0:
                 self._first_tokens_s.append(load.first_token_s)
+                self._first_token_s[role].append(load.first_token_s)
         return None
+
+    def take_sequences(self) -> dict[Role, SequenceReport]:
+        """What engines told of sequences since the last call, by role; running ones of slots that serve the role."""
+        told: dict[Role, list[SequenceReport]] = {}
+        for (slot_id, role), engine in self._engines.items():
+            report = engine.sequences()
+            slot = self._table[slot_id]
+            is_told = slot.is_serving(role) and self._loads.get(slot_id, (-1,))[0] == slot.epoch
+            told.setdefault(role, []).append(report if is_told else SequenceReport((), report.ended))
+        return {
+            role: SequenceReport(
+                tuple(state for report in reports for state in report.running),
+                tuple(end for report in reports for end in report.ended),
+            )
+            for role, reports in told.items()
+        }
+
+    def undelayed_first_token_s(self) -> dict[Role, float]:
+        """Time to the first token of a request that waited for nothing, by role; absent where none was reported."""
+        return {
+            role: sorted(seconds)[int(UNDELAYED * len(seconds))]
+            for role, seconds in self._first_token_s.items()
+            if seconds
+        }
+
+    def loads(self, role: Role) -> list[ReplicaLoad]:
+        """Of the slots that serve ``role``."""
+        return [self.load_of(slot) for slot in self._table.serving(role)]
 
     def take_first_tokens_s(self) -> list[float]:
         """Times to the first token that were reported since the last call."""
@@ -97,7 +134,7 @@ class LoadMonitor:
 
     def context_tokens(self, role: Role) -> float:
         """Mean tokens that one running sequence of ``role`` holds; 0 when none runs."""
-        loads = [self.load_of(slot) for slot in self._table.serving(role)]
+        loads = self.loads(role)
         running = sum(load.running for load in loads)
         return sum(load.context_tokens for load in loads) / running if running else 0.0
 

@@ -9,6 +9,7 @@ from typing import Any
 import simpy
 
 from verl_pivot.core.evening import excess
+from verl_pivot.core.forecast import REFRESH_S
 from verl_pivot.core.plan import Plan, Planner
 from verl_pivot.core.registry import make_planner
 from verl_pivot.core.settings import PlannerSettings
@@ -17,7 +18,7 @@ from verl_pivot.observe.kinds import reason_class
 from verl_pivot.sim.deployments import Layout
 from verl_pivot.sim.draw import Draws
 from verl_pivot.sim.engine import SimSequence
-from verl_pivot.sim.forecast import REFRESH_S, Forecast
+from verl_pivot.sim.forecast import Forecast
 from verl_pivot.sim.ledger import Mark
 from verl_pivot.sim.scenario import Scenario
 from verl_pivot.sim.slots import SimSlot, SimSlots

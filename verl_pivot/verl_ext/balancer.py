@@ -10,6 +10,7 @@ from typing import Any
 
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
+from verl_pivot.core.sequences import SequenceState
 from verl_pivot.runtime.admission import AdmissionQueue
 
 
@@ -36,11 +37,18 @@ class ShiftBalancer(GlobalRequestLoadBalancer):
 
     # ---- verl's protocol ----------------------------------------------------------------------------------------
 
-    async def acquire(self, request_id: str, resumes: bool = False) -> tuple[str, Any]:
+    async def acquire(
+        self, request_id: str, resumes: bool = False, sequence: tuple[str, str, int, int] | None = None
+    ) -> tuple[str, Any]:
         """A server for ``request_id``; waits while none has room. A request that was served before goes first, to the
-        server of its earlier turns; one that ``resumes`` was cut off there, and goes wherever there is least to do."""
+        server of its earlier turns; one that ``resumes`` was cut off there, and goes wherever there is least to do.
+        ``sequence``: the response that it is an attempt at (``core.sequences.SequenceState``)."""
         earlier = self._request_id_to_server.get(request_id)
-        server_id = await self.queue.acquire(preferred=None if resumes else earlier, ahead=resumes or bool(earlier))
+        server_id = await self.queue.acquire(
+            preferred=None if resumes else earlier,
+            ahead=resumes or bool(earlier),
+            sequence=None if sequence is None else SequenceState(*sequence),
+        )
         self._request_id_to_server[request_id] = server_id
         return server_id, self._handles[server_id]
 
@@ -48,7 +56,7 @@ class ShiftBalancer(GlobalRequestLoadBalancer):
         self.queue.release(server_id)
 
     def require_acquire_fields(self) -> list[str]:
-        return ["resumes"]
+        return ["resumes", "sequence"]
 
     def get_all_servers(self) -> list[str]:
         return list(self.queue.open_engines())

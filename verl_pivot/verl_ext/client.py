@@ -7,8 +7,10 @@ sleeps one second each time and fails when no server is there.
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from contextvars import ContextVar
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import ray
@@ -17,17 +19,23 @@ from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServer
 from verl.workers.rollout.replica import TokenOutput
 
 from verl_pivot.verl_ext.engine_death import engine_died
+from verl_pivot.verl_ext.sequences import ABORTED, prompt_key
 
 logger = logging.getLogger(__name__)
 
-ABORTED = ("aborted", "abort")
 _RESUMES: ContextVar[bool] = ContextVar("resumes", default=False)
 """Whether the attempt that acquires a server goes on with a response: tells the balancer to look elsewhere. verl's
 ``generate`` lies between the two and hands on to the server whatever it is given."""
+MAX_SESSIONS = 10_000
+"""Of which a client knows that they have begun."""
 
 
 class ShiftLLMServerClient(FullyAsyncLLMServerClient):
     """Generates one response across as many servers as it takes, within its token budget."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._sessions: OrderedDict[str, None] = OrderedDict()
 
     async def generate(
         self,
@@ -51,12 +59,14 @@ class ShiftLLMServerClient(FullyAsyncLLMServerClient):
         response = TokenOutput(token_ids=[], log_probs=[], num_preempted=0)
         versions: list[int] = []
         num_cached_tokens, resumes = None, 0
+        key, group = uuid4().hex, self._group_of(request_id, prompt_ids)
         while True:
             attempt_params = dict(sampling_params)
             if budget is not None:
                 attempt_params[limit_key] = budget - len(response.token_ids)
             _RESUMES.set(resumes > 0)
-            output = await self._attempt(request_id, prompt_ids + response.token_ids, attempt_params, kwargs)
+            more = {**kwargs, "sequence": (key, group, len(prompt_ids), len(response.token_ids))}
+            output = await self._attempt(request_id, prompt_ids + response.token_ids, attempt_params, more)
             if output is not None:
                 _append(response, output)
                 if output.token_ids and (version := output.extra_fields.get("global_steps")) is not None:
@@ -95,6 +105,16 @@ class ShiftLLMServerClient(FullyAsyncLLMServerClient):
 
     async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:
         return await LLMServerClient._acquire_server(self, request_id, **extra, resumes=_RESUMES.get())
+
+    def _group_of(self, request_id: str, prompt_ids: list[int]) -> str:
+        """What siblings share: the prompt. Later turns of a session have no siblings: each says something else."""
+        if request_id in self._sessions:
+            self._sessions.move_to_end(request_id)
+            return ""
+        self._sessions[request_id] = None
+        while len(self._sessions) > MAX_SESSIONS:
+            self._sessions.popitem(last=False)
+        return prompt_key(prompt_ids)
 
     def _budget(self, sampling_params: dict[str, Any]) -> tuple[str, int | None]:
         """The key and value of the token limit; without one, verl's configured response length counts."""

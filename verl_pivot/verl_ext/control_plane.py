@@ -17,14 +17,16 @@ from typing import Any
 import ray
 
 from verl_pivot.config.schema import ResourceShiftConfig
-from verl_pivot.core.registry import PlannerSettings, make_planner
-from verl_pivot.core.snapshot import Role
+from verl_pivot.core.registry import PlannerSettings, looks_at_lengths, make_planner
+from verl_pivot.core.snapshot import INFERENCE_ROLES, Role
 from verl_pivot.observe.events import EventLog
 from verl_pivot.observe.metrics import RunningMetrics
 from verl_pivot.runtime.controller import Controller
 from verl_pivot.runtime.cpu_share import CpuShares
+from verl_pivot.runtime.lengths import LengthOptions, LengthWatch
 from verl_pivot.runtime.ports import AdmissionPort, EngineDead, EngineError
 from verl_pivot.runtime.slots import Slot, SlotTable
+from verl_pivot.runtime.training import TrainerState
 from verl_pivot.store import ParameterStore
 from verl_pivot.verl_ext.balancer import ShiftBalancer
 from verl_pivot.verl_ext.engines import EngineGroup, ServerRecord
@@ -46,6 +48,17 @@ class SlotDescription:
     """For each inference role: (server id, handle, HTTP url)."""
 
 
+@dataclass(frozen=True)
+class Workload:
+    """What the run's options say of requests; the mappings are by inference role."""
+
+    batch_limits: dict[str, int]
+    """Sequences that one engine runs at a time."""
+    max_tokens: dict[str, int]
+    """Tokens of one response, and of one judgement, at most."""
+    responses_per_prompt: int
+
+
 class ControlPlane:
     """Async Ray actor.
 
@@ -56,7 +69,7 @@ class ControlPlane:
         t0_unix_s: start of the run, common to all its event logs.
         with_judge: whether a generative reward model takes part.
         cpu_slots: number of slots with a fixed CPU share; 0 on GPUs.
-        batch_limits: for each inference role, the sequences that one of its engines runs at a time.
+        workload: what the run's options say of requests.
     """
 
     def __init__(
@@ -67,7 +80,7 @@ class ControlPlane:
         t0_unix_s: float,
         with_judge: bool,
         cpu_slots: int,
-        batch_limits: dict[str, int],
+        workload: Workload,
     ) -> None:
         self._config = config
         self._log = EventLog(Path(run_dir) / "events.jsonl", t0_unix_s=t0_unix_s)
@@ -77,7 +90,9 @@ class ControlPlane:
         self._balancer = ShiftBalancer()
         self._router: Any = None
         self._with_judge = with_judge
-        self._batch_limits = {Role(role): limit for role, limit in batch_limits.items()}
+        self._workload = workload
+        self._batch_limits = {Role(role): limit for role, limit in workload.batch_limits.items()}
+        self._lengths: LengthWatch | None = None
         self._shares = CpuShares.create(Path(store_dir).name, cpu_slots, config.slots.cpu_share) if cpu_slots else None
         self._controller: Controller | None = None
         self._groups: dict[tuple[int, Role], EngineGroup] = {}
@@ -109,6 +124,8 @@ class ControlPlane:
         for description in slots:
             for role_name, servers in description.servers.items():
                 self._adopt(description.slot_id, Role(role_name), servers, admissions)
+        if looks_at_lengths(self._config.planner.name):
+            self._lengths = LengthWatch(self._length_options())
         self._log.emit("run_start", **run_start)
         self._controller = Controller(
             table=table,
@@ -118,6 +135,7 @@ class ControlPlane:
             config=self._config,
             events=self._log,
             clock=self._log,
+            lengths=self._lengths,
         )
         for queue in admissions.values():
             queue.on_demand = self._controller.poke
@@ -143,6 +161,16 @@ class ControlPlane:
             "policy" if role is Role.ROLLOUT else "judge",
             admissions[role],
             lambda record, old_url: self._on_relaunch(slot_id, role, record, old_url),
+            tells_sequences=looks_at_lengths(self._config.planner.name),
+        )
+
+    def _length_options(self) -> LengthOptions:
+        per_slot = {role: max((len(g) for (_, r), g in self._groups.items() if r is role), default=1) for role in Role}
+        return LengthOptions(
+            max_tokens={role: self._workload.max_tokens.get(role, 1) for role in INFERENCE_ROLES},
+            batch_limits={role: per_slot[role] * self._batch_limits.get(role, 1) for role in INFERENCE_ROLES},
+            responses_per_prompt=self._workload.responses_per_prompt,
+            refresh_s=self._config.planner.interval_s,
         )
 
     async def _place(self, slot_id: int, role: Role) -> None:
@@ -224,12 +252,25 @@ class ControlPlane:
     async def release_train(self) -> None:
         await self._running().release_train()
 
-    async def train_progress(self, groups_ready: int, groups_needed: int) -> None:
-        self._running().train_progress(groups_ready, groups_needed)
+    async def train_progress(self, groups_ready: int, groups_needed: int, state: TrainerState) -> None:
+        self._running().train_progress(groups_ready, groups_needed, state)
 
     async def publish(self, version: int) -> dict[int, int]:
         """A new policy version is in the store: every awake rollout engine serves it when this returns."""
         return await self._running().publish(version)
+
+    async def length_state(self) -> dict[str, Any] | None:
+        """What was learned of lengths; None in runs that do not predict them."""
+        return None if self._lengths is None else self._lengths.state()
+
+    async def load_length_state(self, state: Any) -> str | None:
+        """Go on with what an earlier run learned; returns what is wrong with it when it cannot be used."""
+        try:
+            if self._lengths is not None:
+                self._lengths.load(state)
+        except ValueError as error:
+            return str(error)
+        return None
 
     async def hopeless(self) -> str | None:
         """Why the run cannot go on; None while it can."""
@@ -251,8 +292,10 @@ class ControlPlane:
 
     # ---- verl's balancer protocol (verl/workers/rollout/router.py) -----------------------------------------------
 
-    async def acquire_server(self, request_id: str, resumes: bool = False) -> tuple[str, Any]:
-        return await self._balancer.acquire(request_id, resumes)
+    async def acquire_server(
+        self, request_id: str, resumes: bool = False, sequence: tuple[str, str, int, int] | None = None
+    ) -> tuple[str, Any]:
+        return await self._balancer.acquire(request_id, resumes, sequence)
 
     async def release_server(self, server_id: str, request_id: str | None = None) -> None:
         self._balancer.release_server(server_id, request_id)

@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -24,9 +25,12 @@ from verl_pivot.config.completion import BACKEND
 from verl_pivot.config.layout import layout_from_config
 from verl_pivot.config.lookup import to_plain
 from verl_pivot.config.schema import ResourceShiftConfig
+from verl_pivot.core.registry import looks_at_lengths
 from verl_pivot.runtime import janitor
+from verl_pivot.runtime.training import TrainerState
 from verl_pivot.store import ParameterStore
-from verl_pivot.verl_ext.control_plane import ControlPlane
+from verl_pivot.verl_ext import length_file
+from verl_pivot.verl_ext.control_plane import ControlPlane, Workload
 from verl_pivot.verl_ext.engine_host import EngineHost
 from verl_pivot.verl_ext.liveness import WorkerWatch
 from verl_pivot.verl_ext.replica import place_anchors
@@ -71,7 +75,7 @@ class Deployment:
                 record.t0_unix_s,
                 self._with_judge,
                 len(self.layout.slots) if self._on_cpu else 0,
-                _batch_limits(config),
+                _workload(config),
             )
         )
         record.forward(lambda event: self.control_plane.observe.remote(event))
@@ -80,6 +84,7 @@ class Deployment:
         self._checked_s = 0.0
         self._watch = WorkerWatch({})
         self._progress = (0, 0)
+        self._state: TrainerState | None = None
         self._quiet_since_s = time.monotonic()
         self._serving: ray.ObjectRef | None = None
 
@@ -164,12 +169,15 @@ class Deployment:
     def release_train(self) -> None:
         self._ask("release_train")
 
-    def train_progress(self, groups_ready: int, groups_needed: int) -> None:
-        """Tell the planner, when it changed, how far the next batch is."""
+    def train_progress(self, groups_ready: int, groups_needed: int, state: TrainerState) -> None:
+        """Tell the planner, when it changed, how far the next batch is and what the trainer does."""
         if (groups_ready, groups_needed) != self._progress:
             self._progress = (groups_ready, groups_needed)
             self._quiet_since_s = time.monotonic()
-            self.control_plane.train_progress.remote(groups_ready, groups_needed)
+        elif state == self._state:
+            return
+        self._state = state
+        self.control_plane.train_progress.remote(groups_ready, groups_needed, state)
 
     def serve(self, version: int) -> None:
         """The store holds ``version``: awake rollout engines begin to load it, others will when they wake."""
@@ -181,6 +189,20 @@ class Deployment:
         if self._serving is not None:
             self._await(self._serving, "engines load the published version")
             self._serving = None
+
+    def save_lengths(self, folder: Path) -> None:
+        """What was learned of lengths, beside the checkpoint in ``folder``. A run that does not predict them writes
+        nothing."""
+        state = self._ask("length_state")
+        if state is not None:
+            length_file.write(folder, state)
+
+    def load_lengths(self, folder: Path) -> None:
+        """Go on with what the checkpoint in ``folder`` knows of lengths; without it they are learned anew."""
+        if looks_at_lengths(self._shift.planner.name) and (state := length_file.read(folder)) is not None:
+            problem = _answer(self.control_plane.load_length_state.remote(state), "load_length_state")
+            if problem is not None:
+                length_file.warn(folder, problem)
 
     def watch_workers(self, workers: Mapping[str, object]) -> None:
         """From now on ``check_workers`` notices when one of these is gone."""
@@ -257,12 +279,17 @@ def _answer(call: ray.ObjectRef, what: str) -> Any:
         raise RuntimeError(f"resource_shift: the control plane is gone; {way_on} ({error})") from error
 
 
-def _batch_limits(config: DictConfig) -> dict[str, int]:
-    """Sequences that one engine decodes at a time, by inference role: more than that wait before the engines."""
-    engines = {"rollout": config.actor_rollout_ref.rollout}
+def _workload(config: DictConfig) -> Workload:
+    """More sequences than an engine decodes at a time wait before the engines."""
+    rollout = config.actor_rollout_ref.rollout
+    engines = {"rollout": rollout}
     if config.reward.reward_model.enable:
         engines["genrm"] = config.reward.reward_model.rollout
-    return {role: engine.max_num_seqs * engine.data_parallel_size for role, engine in engines.items()}
+    return Workload(
+        {role: engine.max_num_seqs * engine.data_parallel_size for role, engine in engines.items()},
+        {role: int(engine.response_length) for role, engine in engines.items()},
+        int(rollout.n),
+    )
 
 
 def _require_one_node(anchors: list[ActorHandle]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import ray
 
+from verl_pivot.core.sequences import SequenceEnd, SequenceReport, SequenceState
 from verl_pivot.core.snapshot import ReplicaLoad, Role
 from verl_pivot.runtime.ports import AdmissionPort, EngineDead, EngineError
 from verl_pivot.store import ParameterStore
@@ -36,6 +37,7 @@ class EngineGroup:
         model: name of the weights in the parameter store, ``policy`` or ``judge``.
         admission: who hands requests to these engines; its in-flight count tells when a drain is complete.
         on_relaunch: called with (record, old_url) after a dead engine was replaced.
+        tells_sequences: whether engines report each sequence; costs some milliseconds a report where there are many.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class EngineGroup:
         model: str,
         admission: AdmissionPort,
         on_relaunch: Callable[[ServerRecord, str], None],
+        tells_sequences: bool = False,
     ) -> None:
         self.slot_id = slot_id
         self.role = role
@@ -55,7 +58,13 @@ class EngineGroup:
         self._model = model
         self._admission = admission
         self._on_relaunch = on_relaunch
+        self._tells_sequences = tells_sequences
+        self._running: tuple[SequenceState, ...] = ()
+        self._ended: list[SequenceEnd] = []
         self._families: dict[str, list[psutil.Process]] = {}
+
+    def __len__(self) -> int:
+        return len(self._servers)
 
     async def drain(self) -> int:
         aborted = await self._step("drain")
@@ -63,6 +72,8 @@ class EngineGroup:
         while self.role is Role.GENRM and self._admission.inflight().get(self.slot_id, 0) > 0:
             aborted = [*aborted, *await self._call("abort_leftovers")]
             await asyncio.sleep(_LEFTOVER_INTERVAL_S)
+        if self._tells_sequences:
+            self._note(await self._call("sequence_report"))
         return sum(aborted)
 
     async def sleep(self) -> None:
@@ -85,16 +96,26 @@ class EngineGroup:
         return sum(await asyncio.gather(*shed))
 
     async def stats(self) -> ReplicaLoad:
-        reports = await self._call("load_report")
+        reports = await self._call("load_report", self._tells_sequences)
         if any(report["dead"] for report in reports):
             raise self._gone()
+        self._note(reports)
         return ReplicaLoad(
             running=sum(report["running"] for report in reports),
             waiting=sum(report["waiting"] for report in reports),
             context_tokens=sum(report["context_tokens"] for report in reports),
             tokens_per_s=sum(report["tokens_per_s"] for report in reports),
             first_token_s=max(report["first_token_s"] for report in reports),
+            kv_tokens=sum(report["kv_tokens"] for report in reports),
         )
+
+    def sequences(self) -> SequenceReport:
+        ended, self._ended = tuple(self._ended), []
+        return SequenceReport(self._running, ended)
+
+    def _note(self, reports: list[dict[str, Any]]) -> None:
+        self._running = tuple(SequenceState(*state) for report in reports for state in report.get("sequences", ()))
+        self._ended.extend(SequenceEnd(*end) for report in reports for end in report.get("ended", ()))
 
     async def require_alive(self) -> None:
         """Raises EngineDead when a process of these engines is gone; asks no more of them than that."""

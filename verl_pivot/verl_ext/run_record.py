@@ -68,6 +68,11 @@ class RunRecord:
         """Groups that failed or grew too old: dropped by the replay buffer, replaced, not lost."""
         self._dropped += count
 
+    @property
+    def prompts_open(self) -> int:
+        """Groups that are under way or ready: submitted, and neither dropped nor taken by a step."""
+        return self._submitted - self._dropped - self._trained - self._in_training
+
     def step_begins(self) -> None:
         self._step_start_s = self._log.now_s()
 

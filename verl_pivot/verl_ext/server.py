@@ -16,6 +16,7 @@ from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 
 from verl_pivot.verl_ext import processes
+from verl_pivot.verl_ext.sequences import ABORTED, SequenceBook, tokens_generated
 from verl_pivot.vllm_ext.sampling import for_token_ids
 
 logger = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ class ShiftHttpServer(vLLMHttpServer):
         self._arrived_s: dict[str, float] = {}
         self._first_tokens_s: list[float] = []
         self._last_report = (time.monotonic(), 0)
+        self._sequences = SequenceBook()
 
     # ---- verl's hooks -------------------------------------------------------------------------------------------
 
@@ -80,15 +82,26 @@ class ShiftHttpServer(vLLMHttpServer):
     # ---- generation ---------------------------------------------------------------------------------------------
 
     async def generate(
-        self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, **kwargs: Any
+        self,
+        prompt_ids: list[int],
+        sampling_params: dict[str, Any],
+        request_id: str,
+        sequence: tuple[str, str, int, int] | None = None,
+        **kwargs: Any,
     ) -> TokenOutput:
-        """verl's generate; the version is fixed at admission, since a change of version aborts everything first."""
+        """verl's generate; the version is fixed at admission, since a change of version aborts everything first.
+
+        ``sequence``: the response that this is an attempt at (``core.sequences.SequenceState``).
+        """
         version = self._served_version
         self._arrived_s[request_id] = time.monotonic()
+        self._sequences.begin(request_id, sequence)
         try:
             output = await super().generate(prompt_ids, for_token_ids(sampling_params), request_id, **kwargs)
+            self._sequences.end(request_id, len(output.token_ids), output.stop_reason not in ABORTED)
         finally:
             self._arrived_s.pop(request_id, None)
+            self._sequences.lost(request_id)
         output.extra_fields["global_steps"] = version
         return output
 
@@ -107,7 +120,7 @@ class ShiftHttpServer(vLLMHttpServer):
             await asyncio.wait({self._draining}, timeout=FIRST_TOKEN_WAIT_S)
             if not self._draining.done() and self._admitting > 0:
                 states = self.engine.output_processor.request_states.items()
-                early += await _abort(self.engine, [(key, s) for key, s in states if not _tokens_generated(s)])
+                early += await _abort(self.engine, [(key, s) for key, s in states if not tokens_generated(s)])
         return early + int(self._draining.result()["aborted_count"])
 
     def _drop_drain(self) -> None:
@@ -204,10 +217,11 @@ class ShiftHttpServer(vLLMHttpServer):
         """Whether the engine process is gone."""
         return self._was_killed or bool(self.engine.errored)
 
-    async def load_report(self) -> dict[str, Any]:
+    async def load_report(self, with_sequences: bool = False) -> dict[str, Any]:
         """Load since the last call; ``dead`` when the engine process is gone.
 
         Answers when the engine's own process does: one that hangs is silent, although its front end is not.
+        ``with_sequences``: also each sequence, see ``sequence_report``.
         """
         if self.is_dead():
             return {"dead": True}
@@ -226,7 +240,18 @@ class ShiftHttpServer(vLLMHttpServer):
             "context_tokens": context_tokens,
             "tokens_per_s": (self._tokens - last_tokens) / interval_s,
             "first_token_s": self._take_first_token_s(),
+            "kv_tokens": self._kv_tokens(),
+            **(self.sequence_report() if with_sequences else {}),
         }
+
+    def sequence_report(self) -> dict[str, Any]:
+        """Sequences inside (``sequences``) and what ended since the last report (``ended``), as plain tuples."""
+        return self._sequences.report(self.engine.output_processor.request_states)
+
+    def _kv_tokens(self) -> int:
+        """Tokens that the KV cache holds; 0 where vLLM does not say."""
+        cache = self.engine.vllm_config.cache_config
+        return int((cache.num_gpu_blocks or 0) * (cache.block_size or 0))
 
     def _note_first_token(self, engine_request_id: str) -> None:
         # vLLM's own id of a request is the caller's with a suffix.
@@ -252,6 +277,10 @@ class ShiftHttpServer(vLLMHttpServer):
                 self._tokens += len(output.new_token_ids)
                 if self._arrived_s:  # someone waits for a first token; most steps have no one
                     self._note_first_token(output.request_id)
+                if output.finish_reason is not None:
+                    state = processor.request_states.get(output.request_id)
+                    tokens = len(output.new_token_ids)
+                    self._sequences.on_finished(output.request_id, state, tokens, output.finish_reason)
             return process_outputs(engine_core_outputs, *args, **kwargs)
 
         processor.process_outputs = counting
@@ -267,8 +296,4 @@ async def _abort(engine: Any, requests: list[tuple[str, Any]]) -> int:
 
 def _tokens_held(state: Any) -> int:
     """Prompt and generated tokens of one of vLLM's request states."""
-    return (state.prompt_len or 0) + _tokens_generated(state)
-
-
-def _tokens_generated(state: Any) -> int:
-    return len(state.detokenizer.output_token_ids) if state.detokenizer else 0
+    return (state.prompt_len or 0) + tokens_generated(state)

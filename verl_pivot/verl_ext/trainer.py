@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -27,6 +28,7 @@ from verl.utils.profiler import marked_timer
 from verl.workers.rollout.llm_server import LLMServerClient
 
 from verl_pivot.config.completion import MODE, resource_shift_config
+from verl_pivot.runtime.training import TrainerState, TrainPhase
 from verl_pivot.verl_ext.deployment import Deployment
 from verl_pivot.verl_ext.liveness import WatchedCalls
 from verl_pivot.verl_ext.reward import ShiftRewardLoopManager
@@ -56,6 +58,7 @@ class PPOTrainerResourceShift(PPOTrainer):
         self._failed_in_a_row = 0
         self.record = RunRecord(config, self.shift_config)
         self._holds_lease = False
+        self._ready = 0
 
     def _watch_while_sampling(self) -> None:
         """Poll often, and stop waiting when no sample can ever come.
@@ -69,8 +72,7 @@ class PPOTrainerResourceShift(PPOTrainer):
         def wait_and_check(partition_id: str, last_debug_time: float) -> float:
             self.deployment.check()
             if partition_id == "train":
-                ready = len(self.replay_buffer.finished_keys[partition_id])
-                self.deployment.train_progress(ready, self._groups_needed())
+                self._tell(len(self.replay_buffer.finished_keys[partition_id]))
             return wait(partition_id, last_debug_time)
 
         self.replay_buffer._wait_for_next_poll = wait_and_check
@@ -107,6 +109,10 @@ class PPOTrainerResourceShift(PPOTrainer):
     def on_init_end(self) -> None:
         self._publish()
         self.deployment.wait_until_served()
+        if self.global_steps:
+            resumes_from = self.config.trainer.resume_from_path
+            named = self.config.trainer.resume_mode == "resume_path"
+            self.deployment.load_lengths(Path(resumes_from) if named else self._checkpoint_folder(self.global_steps))
         self.deployment.start()
 
     def get_llm_client(self) -> LLMServerClient:
@@ -144,17 +150,22 @@ class PPOTrainerResourceShift(PPOTrainer):
         ready, needed = self._groups_ready(), self._groups_needed()
         if self._holds_lease and ready < needed:
             self._release_lease()
-        self.deployment.train_progress(ready, needed)
+        self._tell(ready)
 
     def on_sample_end(self) -> None:
         self._failed_in_a_row = 0
-        self.record.prompts_sampled(self._groups_needed())
+        needed = self._groups_needed()
+        self.record.prompts_sampled(needed)
+        left = max(0, self._ready - needed)
         if not self._holds_lease:
             with marked_timer("acquire_slots", self.timing_raw, color="cyan"):
-                self.deployment.acquire_train(self._groups_needed(), self._groups_needed())
+                self._tell(left + needed, taken=needed)
+                self.deployment.acquire_train(left + needed, needed)
             self._holds_lease = True
+        self._tell(left, TrainPhase.UPDATING)
 
     def on_step_end(self) -> None:
+        self._tell(self._ready, TrainPhase.PUBLISHING)
         with marked_timer("update_weights", self.timing_raw, color="red"):
             self._pending_sync_metrics = self._publish()
             # The slots of training go back while the other engines still load the new version.
@@ -170,6 +181,19 @@ class PPOTrainerResourceShift(PPOTrainer):
     def _release_lease(self) -> None:
         self.deployment.release_train()
         self._holds_lease = False
+
+    def _tell(self, ready: int, phase: TrainPhase = TrainPhase.WAITING, taken: int = 0) -> None:
+        """Tell the planner how far training is. ``taken``: groups among those ready that have left the buffer."""
+        self._ready = ready
+        steps_on = self.config.data.train_batch_size if self.global_steps < self.total_training_steps else 0
+        state = TrainerState(
+            phase,
+            groups_open=max(0, self.record.prompts_open - ready + taken),
+            batch=self.parameter_sync_step if phase is TrainPhase.PUBLISHING else self.local_trigger_step,
+            batches_per_step=self.parameter_sync_step,
+            new_prompts=steps_on * self.config.actor_rollout_ref.rollout.n,
+        )
+        self.deployment.train_progress(ready, self._groups_needed(), state)
 
     def _publish(self) -> dict[str, float]:
         """Publish the actor's weights as version ``global_steps``; awake engines begin to load them."""
@@ -230,6 +254,11 @@ class PPOTrainerResourceShift(PPOTrainer):
     def _save_checkpoint(self) -> None:
         with self.record.span("save_checkpoint"):
             super()._save_checkpoint()
+            self.deployment.save_lengths(self._checkpoint_folder(self.global_steps))
+
+    def _checkpoint_folder(self, step: int) -> Path:
+        """Where verl keeps the checkpoint of ``step`` (verl/trainer/ppo/v1/trainer_base.py:953)."""
+        return Path(self.config.trainer.default_local_dir, f"global_step_{step}")
 
     def _compute_metrics(
         self, batch: KVBatchMeta, metrics: dict, timing_raw: dict, global_steps: int, epoch: int
