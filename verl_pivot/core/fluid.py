@@ -119,7 +119,7 @@ class Fluid:
         if not (over | trained).any():
             return
         with_last = now_s + dt * self._flow.last_share(tokens_g)
-        finish = np.where(over, with_last, self._training.finished_s)
+        finish = np.where(trained, self._training.finished_s, with_last)
         self._finish = np.where(over | trained, finish, self._finish)
 
     def _gain(self, n_r: Vector, n_g: Vector, slots_r: Vector, slots_g: Vector, dt: float) -> tuple[Vector, Vector]:

@@ -28,7 +28,7 @@ STEPS = 36
 """Time steps of a projection, the first ones shorter than the last."""
 CAUTION = 0.5
 """Of what its moves cost: by how much an option must be better than none, since projections err."""
-CAUTION_SHARE = {True: 0.01, False: 0.03}
+CAUTION_SHARE = {True: 0.02, False: 0.03}
 """Of all slot-time up to the horizon, the same for every option that moves anything: at staleness 0, and beyond it,
 where more is unknown of what comes."""
 SECONDED = 0.5
@@ -133,8 +133,7 @@ class LookaheadPlanner:
         doubts_s = np.array([self._doubt_s(snapshot, option, outcome) for option in options])
         if suggested.shifts:
             doubts_s[1] *= SECONDED
-            if snapshot.staleness and gains[1] >= gains[fallback]:
-                fallback = 1
+            fallback = 1 if gains[1] >= gains[fallback] else fallback
         best = int(np.argmax(gains - doubts_s))
         if gains[best] - doubts_s[best] <= gains[fallback]:
             best = fallback

@@ -153,7 +153,7 @@ class SpreadEstimate:
     def spread(self) -> Spread:
         within = max(self._within / self._weight, 1e-4)
         between = max(self._between / self._weight, 0.02 * within)
-        return Spread(float(np.sqrt(between)), float(np.sqrt(within)))
+        return Spread(math.sqrt(between), math.sqrt(within))
 
     def state(self) -> list[float]:
         return [self._weight, self._within, self._between]

@@ -8,6 +8,7 @@ from typing import Any
 
 import simpy
 
+from verl_pivot.core.bound import bound_s
 from verl_pivot.core.evening import excess
 from verl_pivot.core.forecast import REFRESH_S
 from verl_pivot.core.plan import Plan, Planner
@@ -26,6 +27,8 @@ from verl_pivot.sim.training import SimTrainer
 from verl_pivot.sim.view import StepsOpen, View, Warped
 
 EVENING_S = 5.0
+LONGEST_LOOK_S = 15.0
+"""Between two plans of a planner that looks ahead."""
 
 
 class SimulationStuck(RuntimeError):
@@ -73,8 +76,7 @@ class Simulation:
         self._fed_steps = steps + self.staleness
         self.draws = draws if draws is not None else Draws.seeded(scenario, steps + scenario.staleness)
         self._forecast = Forecast(scenario, warped.lengths) if layout.planner == "lookahead" else None
-        # Nothing new is known before the next prediction, unless something happens.
-        self._interval_s = max(self._settings.interval_s, REFRESH_S if self._forecast is not None else 0.0)
+        self._interval_s = self._settings.interval_s if self._forecast is None else self._look_interval_s()
         hosts = zip(layout.first_role, layout.can_host, strict=True)
         slots = [SimSlot(at, role, can) for at, (role, can) in enumerate(hosts)]
         self.slots = SimSlots(self.env, scenario, slots, self._on_ended, self._poke)
@@ -109,6 +111,13 @@ class Simulation:
         self.env.run(until=simpy.AnyOf(self.env, [training, self.env.process(self._watch())]))
         if len(self.trainer.steps) < self._steps:
             raise SimulationStuck(self._whereabouts())
+
+    def _look_interval_s(self) -> float:
+        """Between plans of a planner that looks ahead, unless something happens: not before there is a new prediction,
+        and some sixty times a step, which is often enough for it and keeps simulations of large models short."""
+        peaks = self.scenario.peaks(self.draws.context_tokens(0))
+        step_s = bound_s(self.draws.work(0, peaks, self.scenario.staleness), peaks, self.scenario.slots)
+        return max(self._settings.interval_s, REFRESH_S, min(LONGEST_LOOK_S, step_s / 60))
 
     def _steps_open(self) -> StepsOpen:
         return StepsOpen(self._submitted_steps, self._submitted_steps < self._fed_steps)
