@@ -4,8 +4,8 @@
     python benchmarks/simulated_random.py --cases 20     # the first 20 of them
 
 Clusters of 8 to 256 GPUs, any of the published pairs, any tail, staleness 0 to 4; case ``n`` is drawn from seed ``n``.
-Both planners get the same slots: the best split found for the harmonic rule, or the best fixed one where that is better;
-fixed deployments get the best split found for each. Every case is in the result, the lost ones too:
+Both planners get the same slots: the best split found for the harmonic rule, or the best fixed one where that is
+better; fixed deployments get the best split found for each. Every case is in the result, the lost ones too:
 ``benchmarks/results/simulated_random.json``.
 """
 
