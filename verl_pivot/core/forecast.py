@@ -20,6 +20,8 @@ REFRESH_S = 4.0
 """Between two predictions; what was predicted is good for longer than a plan."""
 _OPEN_PER_S = 4000.0
 """Open sequences for which looking once a second takes about a hundredth of it."""
+_MOVED, _MOVED_LEAST = 0.25, 8
+"""Share of open requests, and number, by which they may differ from those last looked at."""
 _NEW = (0.05, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95)
 _PROMPTS = 1000
 """Of which the mean is kept."""
@@ -139,11 +141,17 @@ class Forecast:
         self.roles = roles
         self._refresh_s = min(refresh_s, REFRESH_S)
         self._due_s = -np.inf
+        self._looked_at = dict.fromkeys(INFERENCE_ROLES, 0)
         self.backlog: Mapping[Role, Backlog] = {role: Backlog() for role in INFERENCE_ROLES}
         self.groups = GroupBacklog()
 
-    def is_due(self, now_s: float) -> bool:
-        return now_s >= self._due_s
+    def is_due(self, now_s: float, requests: Mapping[Role, int] | None = None) -> bool:
+        """``requests``: open ones by role. Where they are very different from what was looked at last, a batch of
+        prompts came in or a phase ended, and no plan should rest on what was before."""
+        return now_s >= self._due_s or any(
+            abs(count - self._looked_at[role]) > max(_MOVED_LEAST, _MOVED * self._looked_at[role])
+            for role, count in (requests or {}).items()
+        )
 
     def look(
         self,
@@ -163,6 +171,7 @@ class Forecast:
             groups_open: groups under way; given where judgements do not tell which group they are of.
         """
         unseen = unseen or {}
+        self._looked_at = {role: len(open_now[role]) + unseen.get(role, 0) for role in INFERENCE_ROLES}
         opened = sum(len(sequences) for sequences in open_now.values())
         self._due_s = now_s + min(REFRESH_S, max(self._refresh_s, opened / _OPEN_PER_S))
         seen = {role: self.roles[role].look(open_now[role], unseen.get(role, 0)) for role in INFERENCE_ROLES}

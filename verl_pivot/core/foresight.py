@@ -48,7 +48,7 @@ def train_model(snapshot: Snapshot) -> TrainModel:
         is_lent=any(slot.role is not Role.TRAIN for slot in slots),
         busy_s=train.busy_s if train.lease is LeaseState.HELD else 0.0,
         update_s=max(train.update_s, 1e-3),
-        groups_ready=train.groups_ready,
+        groups_ready=train.groups_ready + train.groups_held,
         groups_needed=max(1, train.groups_needed),
         batches_to_publish=train.batches_to_publish,
         batches_per_step=train.batches_per_step,

@@ -124,6 +124,8 @@ class TrainView:
     """Seconds since the lease was asked for; 0 unless it is wanted."""
     new_prompts: int = 0
     """Requests to rollout that a new version lets in; 0 when no more are to come."""
+    groups_held: int = 0
+    """Further ones that are ready and held up: no batch begins before groups that are due are ready too."""
 
 
 @dataclass(frozen=True)

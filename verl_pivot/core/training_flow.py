@@ -58,6 +58,7 @@ class TrainingFlow:
         self.lent = np.full(n, model.is_lent and model.busy_s <= 0)
         self._lending_s = np.where(lends_now & (self.busy <= 0), model.from_train_s, np.inf)
         """Until slots that have nothing to train serve inference."""
+        self._leaving = lends_now & ~self.lent
         self._batches = np.full(n, float(max(1, model.batches_to_publish)))
         self.updates, self.useful_s = np.zeros(n), np.zeros(n)
         known = (model.groups_ready + model.groups.groups) / max(1.0, model.groups_needed)
@@ -126,10 +127,19 @@ class TrainingFlow:
         share = np.clip((needed - before) / np.maximum(self._ready - before, 1e-9), 0.0, 1.0)
         wait_s = np.minimum(np.maximum(0.0, share * dt - passed), dt - passed)
         self._taken = np.where(begins, self._taken + model.groups_needed, self._taken)
-        self._waking = np.where(begins & self.lent, model.to_train_s, self._waking)
+        self._waking = np.where(begins, self._way_back_s(wait_s), self._waking)
+        self._leaving = self._leaving & ~begins
         self.busy = np.where(begins, model.update_s + self._waking, self.busy)
         self.lent = self.lent & ~begins
         return begins, wait_s
+
+    def _way_back_s(self, wait_s: Vector) -> Vector:
+        """Until training has its slots, if it wants them after ``wait_s`` more of waiting. What is on its way to
+        inference gets there first."""
+        left_s = np.maximum(0.0, self._lending_s - wait_s)
+        leaving = self._leaving | (wait_s > 0) | (self._lending_s < self._model.from_train_s)
+        away = self.lent | (leaving & np.isfinite(self._lending_s))
+        return np.where(away, self._model.to_train_s + np.where(self.lent, 0.0, left_s), 0.0)
 
     def _lend(self, free_s: Vector) -> None:
         """Slots that had nothing to train for ``free_s`` are on their way to inference, or there."""

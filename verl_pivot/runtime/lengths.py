@@ -70,7 +70,7 @@ class LengthWatch:
 
     def fill(self, snapshot: Snapshot, monitor: LoadMonitor) -> Snapshot:
         """``snapshot`` with all that it says of lengths; predicted anew when the last prediction is old."""
-        if self.forecast.is_due(snapshot.now_s):
+        if self.forecast.is_due(snapshot.now_s, {role: demand.total for role, demand in snapshot.demand.items()}):
             self._look(snapshot)
         return replace(
             snapshot,

@@ -54,8 +54,8 @@ class Forecast:
     def groups(self) -> GroupBacklog:
         return self._core.groups
 
-    def is_due(self, now_s: float) -> bool:
-        return self._core.is_due(now_s)
+    def is_due(self, now_s: float, requests: Mapping[Role, int]) -> bool:
+        return self._core.is_due(now_s, requests)
 
     def look(self, open_now: Mapping[Role, list[SimSequence]], due_step: int, now_s: float) -> None:
         """``open_now``: sequences that have begun and not ended. ``due_step``: groups of this step, and of earlier

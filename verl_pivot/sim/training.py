@@ -77,12 +77,13 @@ class SimTrainer:
     def view(self, groups_submitted_and_not_ready: int, new_prompts: int) -> TrainView:
         tokens = self._tokens_per_group * self._groups_needed
         is_last = self._batch >= self._batches - 1
-        ready = len(self._ready)
+        # A batch that has to wait for others is not ready: its slots are of use elsewhere.
+        ready = len(self._ready) if self._can_begin() else min(len(self._ready), self._groups_needed - 1)
         return TrainView(
             self.lease,
-            # A batch that has to wait for others is not ready: its slots are of use elsewhere.
-            ready if self._can_begin() else min(ready, self._groups_needed - 1),
-            self._groups_needed,
+            ready,
+            groups_held=len(self._ready) - ready,
+            groups_needed=self._groups_needed,
             groups_open=groups_submitted_and_not_ready,
             update_s=self._scenario.update_s(tokens, max(1, self._slots())),
             busy_s=max(0.0, self.busy_until_s - self._env.now) + is_last * self._scenario.costs.publish_s,

@@ -59,7 +59,8 @@ class View:
         for role in INFERENCE_ROLES:
             self._slots.sync(role)
         routers, specs, forecast = self._slots.routers, self._slots.specs, self._forecast
-        if forecast is not None and forecast.is_due(self._env.now):
+        requests = {role: router.queued + router.inflight for role, router in routers.items()}
+        if forecast is not None and forecast.is_due(self._env.now, requests):
             open_now = {
                 role: [s for engine in router.engines.values() for s in engine.inside()] + list(router.waiting())
                 for role, router in routers.items()
