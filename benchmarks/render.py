@@ -261,6 +261,7 @@ _LAYOUTS: dict[str, Callable[[Document], str]] = {
     "simulated_cluster": lambda document: render_simulated.cluster(document, table),
     "simulator_fidelity": lambda document: render_simulated.fidelity(document, table),
     "length_prediction": lambda document: render_simulated.lengths(document, table),
+    "simulated_random": lambda document: render_simulated.random_workloads(document, table),
 }
 
 

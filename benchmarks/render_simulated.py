@@ -30,12 +30,22 @@ def cluster(document: Document, table: Table) -> str:
                     f"{row['step_s']:.0f}",
                     f"{row['bound_fraction']:.2f}",
                     f"{gain['gain']:.2f}" if gain else "",
+                    f"{gain['lookahead_gain']:.2f}" if gain else "",
                     gain["published"] if gain else "",
                     *(f"{row[name]:.0%}" for name in _LOSSES),
                 ]
             )
         names = [name.replace("_", " ") for name in _LOSSES]
-        columns = ["deployment (train/rollout/genrm)", "tokens/s", "step s", "of bound", "gain", "published", *names]
+        columns = [
+            "deployment (train/rollout/genrm)",
+            "tokens/s",
+            "step s",
+            "of bound",
+            "gain",
+            "look-ahead",
+            "published",
+            *names,
+        ]
         parts.append(table(columns, lines))
     return "\n\n".join(parts)
 
@@ -98,3 +108,24 @@ def lengths(document: Document, table: Table) -> str:
     rows.append(["**mean**", pair({**mean, **least}, "p50"), pair({**mean, **least}, "p90"), "", ""])
     head = "In brackets: one who knows every prompt's true distribution, the least there is to reach."
     return "\n\n".join([head, table(["workload", "p50", "p90", "p50 covers", "p90 covers"], rows)])
+
+
+def random_workloads(document: Document, table: Table) -> str:
+    """The summary, and every case that was lost."""
+    rows = document["rows"]
+    over = "over_harmonic"
+    head = (
+        f"{document['cases']} workloads. Look-ahead over the harmonic rule: median {document[f'median_{over}']:.3f}, "
+        f"geometric mean {document[f'mean_{over}']:.3f}, worst {document[f'worst_{over}']:.2f}, median of heavy tails "
+        f"{document[f'median_{over}_heavy_tail']:.3f}; at least 0.99 in "
+        f"{document['share_at_least_harmonic_less_1_percent']:.0%}. Over the best fixed deployment: median "
+        f"{document['median_over_best_fixed']:.3f}, worst {document['worst_over_best_fixed']:.2f}, at least 0.98 in "
+        f"{document['share_at_least_fixed_less_2_percent']:.0%}. The cases that miss one of the two:"
+    )
+    lost = [row for row in rows if row["seed"] in set(document["lost"])]
+    columns = ("seed", "policy", "gpus", "staleness", "sigma", "split")
+    lines = [
+        [*(str(row[name]) for name in columns), f"{row['over_harmonic']:.3f}", f"{row['over_fixed']:.3f}"]
+        for row in sorted(lost, key=lambda row: float(row["over_harmonic"]))
+    ]
+    return "\n\n".join([head, table([*columns, "over harmonic", "over fixed"], lines)])

@@ -8,11 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from core_cases import GENRM, INFERENCE, ROLLOUT, TRAIN, fleet, slot, snapshot
+from numpy.typing import NDArray
 
 from verl_pivot.core.backlog import MAX_VALUES, Backlog, GroupBacklog
 from verl_pivot.core.costs import DecodeCost, ShiftCosts
-from verl_pivot.core.fluid import Candidates, Fluid, Projection, RoleModel
+from verl_pivot.core.fluid import Candidates, Fluid, Projection
 from verl_pivot.core.lookahead import LookaheadPlanner
+from verl_pivot.core.role_model import RoleModel
 from verl_pivot.core.settings import PlannerSettings
 from verl_pivot.core.snapshot import LeaseState, Role, SlotStatus, SlotView, Snapshot, TrainView
 from verl_pivot.core.training_flow import TrainModel
@@ -52,6 +54,7 @@ def look(
         zero,
         np.zeros(n, bool),
         np.zeros(n, bool),
+        np.ones(n),
     )
     candidates = replace(candidates, **changes)  # type: ignore[arg-type]
     roles = {role: model(work[role]) for role in (ROLLOUT, GENRM)}
@@ -86,9 +89,15 @@ def test_prefill_of_what_was_cut_off_is_paid_for() -> None:
     assert result.work[1] < result.work[0] - 15 and result.finish_s[1] > result.finish_s[0]
 
 
+def groups_of(rollout_tokens: NDArray[np.float64], due: int = 0) -> GroupBacklog:
+    """Groups with judgements of one token; the last ``due`` of them may not wait for a later step."""
+    count = len(rollout_tokens)
+    return GroupBacklog(rollout_tokens, np.ones(count), np.arange(count) >= count - due)
+
+
 def training(**changes: object) -> TrainModel:
     """Eight groups of which four make a batch; two batches a step."""
-    groups = GroupBacklog(np.linspace(100.0, 800.0, 8), last_judgement_tokens=1.0)
+    groups = groups_of(np.linspace(100.0, 800.0, 8))
     model = TrainModel(4, False, 0.0, 5.0, 0.0, 4, 2, 2, 64.0, 2.0, 1.0, groups)
     return replace(model, **changes)  # type: ignore[arg-type]
 
@@ -107,17 +116,17 @@ def test_batches_begin_when_the_slowest_of_their_groups_is_through() -> None:
 
 
 def test_what_is_due_holds_the_last_batch_of_a_step() -> None:
-    groups = GroupBacklog(np.full(8, 10.0), last_judgement_tokens=1.0, due_rollout_tokens=700.0)
+    groups = groups_of(np.array([10.0] * 11 + [700.0]), due=1)
     token_s = COST.step_latency_s(64 / 4, 0)
     early = look([4.0], [1.0], WORK, horizon_s=600 * token_s, train=training(groups=groups, update_s=1.0))
-    late = look([4.0], [1.0], WORK, horizon_s=750 * token_s + 3.0, train=training(groups=groups, update_s=1.0))
+    late = look([4.0], [1.0], WORK, horizon_s=700 * token_s + 1.5, train=training(groups=groups, update_s=1.0))
     assert (early.updates[0], late.updates[0]) == (1, 2)
 
 
 def test_lent_slots_are_taken_back_and_paid_for() -> None:
-    lends = np.ones(1, bool)
+    lends = {"lends_now": np.ones(1, bool), "lends_again": np.ones(1, bool)}
     kept = look([4.0], [1.0], WORK, train=training())
-    lent = look([4.0], [1.0], WORK, train=training(is_lent=True), lends=lends, lent_rollout=np.array([4.0]))
+    lent = look([4.0], [1.0], WORK, train=training(is_lent=True), **lends, lent_rollout=np.array([4.0]))
     assert lent.updates[0] >= 1 and kept.updates[0] >= 1
     assert lent.finish_s[0] < kept.finish_s[0] + 10
 
@@ -125,9 +134,15 @@ def test_lent_slots_are_taken_back_and_paid_for() -> None:
 def test_deferring_saves_a_lease_where_the_second_batch_is_late() -> None:
     """Half of the groups are through at once, half at the end: taking the slots twice costs two ways to and fro."""
     work = {**WORK, ROLLOUT: backlog(64, 3000.0, new=1.0)}
-    groups = GroupBacklog(np.array([100.0] * 4 + [3000.0] * 4), last_judgement_tokens=1.0)
+    groups = groups_of(np.array([100.0] * 4 + [3000.0] * 4))
     dear = training(groups=groups, is_lent=True, to_train_s=20.0, from_train_s=20.0)
-    options = {"lends": np.ones(2, bool), "defers": np.array([False, True]), "lent_rollout": np.array([4.0, 4.0])}
+    both = np.ones(2, bool)
+    options = {
+        "lends_now": both,
+        "lends_again": both,
+        "waits_for": np.array([1.0, 2.0]),
+        "lent_rollout": np.array([4.0, 4.0]),
+    }
     result = look([4.0, 4.0], [1.0, 1.0], work, horizon_s=160.0, train=dear, **options)
     assert result.updates.tolist() == [2.0, 2.0]
     assert result.finish_s[1] < result.finish_s[0] - 5

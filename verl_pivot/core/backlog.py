@@ -38,6 +38,8 @@ class Backlog:
     """Quantiles of the length of a request that has not come yet, ascending, each equally likely."""
     new_prompt_tokens: float = 0.0
     """Prompt tokens that such a request brings."""
+    unread_tokens: float = 0.0
+    """Prompt tokens of requests that have no token yet: most of them are still to be prefilled."""
 
     @property
     def sequences(self) -> float:
@@ -52,7 +54,7 @@ class Backlog:
         return float(self.new_tokens.mean()) if len(self.new_tokens) else 0.0
 
     @classmethod
-    def of(cls, remaining: Vector, new_tokens: Vector, new_prompt_tokens: float) -> Backlog:
+    def of(cls, remaining: Vector, new_tokens: Vector, new_prompt_tokens: float, unread_tokens: float = 0.0) -> Backlog:
         """From stratified values [sequences, draws] of the tokens that each sequence has left."""
         values = np.sort(remaining, axis=None)
         weight = len(remaining) / max(1, len(values))
@@ -63,7 +65,7 @@ class Backlog:
             rest = means.sum() - values[-1]
             means = np.append(means[:-1] * rest / means[:-1].sum(), values[-1])
             values, weight = means, len(remaining) / MAX_VALUES
-        return cls(values, weight, np.sort(new_tokens), new_prompt_tokens)
+        return cls(values, weight, np.sort(new_tokens), new_prompt_tokens, unread_tokens)
 
 
 @dataclass(frozen=True, eq=False)

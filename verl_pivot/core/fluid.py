@@ -79,7 +79,9 @@ class Fluid:
         n = len(candidates.rollout)
         self._flow = SequenceFlow(self._r.backlog, self._g.backlog, train.groups, train.arrivals, n)
         self._debt_r, self._debt_g = candidates.rollout_debt_s.copy(), candidates.genrm_debt_s.copy()
-        self._fresh_r, self._fresh_g = np.zeros(n), np.zeros(n)
+        self._fresh_r, self._fresh_g = (
+            np.full(n, model.backlog.unread_tokens * model.prefill_s_per_token) for model in (self._r, self._g)
+        )
         """Slot-seconds of prefill that is owed: of what was cut off, and of what had to be prefilled anyway."""
         self._work, self._finish = np.zeros(n), np.full(n, np.inf)
 

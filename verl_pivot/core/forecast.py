@@ -104,7 +104,8 @@ class RoleForecast:
         new = self._predictor.total_of_new([None], _NEW)[0] * self._factor
         # Each gets half of the quantiles of a new one, in turns.
         waiting = np.resize(new.reshape(-1, 2).T, (unseen, len(new) // 2))
-        backlog = Backlog.of(np.concatenate([spread, waiting]), new, self.prompt_tokens)
+        unread = unseen * self.prompt_tokens + sum(s.prompt_tokens for s in sequences if not s.generated_tokens)
+        backlog = Backlog.of(np.concatenate([spread, waiting]), new, self.prompt_tokens, unread)
         return Seen(backlog, drawn, np.modf(own * _OTHER)[0])
 
     def draw_new(self, prompts: Sequence[Hashable], chance: Vector) -> Vector:

@@ -28,7 +28,7 @@ STEPS = 36
 """Time steps of a projection, the first ones shorter than the last."""
 CAUTION = 0.5
 """Of what its moves cost: by how much an option must be better than none, since projections err."""
-CAUTION_SHARE = {True: 0.02, False: 0.03}
+CAUTION_SHARE = {True: 0.02, False: 0.06}
 """Of all slot-time up to the horizon, the same for every option that moves anything: at staleness 0, and beyond it,
 where more is unknown of what comes."""
 SECONDED = 0.5

@@ -42,7 +42,10 @@ def options_of(snapshot: Snapshot, settings: PlannerSettings, suggested: Plan, *
         return options
     for target in INFERENCE_ROLES:
         able = [(slot, target) for slot in _donors(snapshot, settings, target)]
-        options += [Option(tuple(able[:count])) for count in _counts(len(able))]
+        own = [(slot, target) for slot, target in able if slot.role is not Role.TRAIN]
+        # Slots of training are free at first and dear later: with them, and without.
+        for moves in [able, own] if own and len(own) < len(able) else [able]:
+            options += [Option(tuple(moves[:count])) for count in _counts(len(moves))]
     return options
 
 

@@ -28,7 +28,7 @@ class Deployment(StrEnum):
     HARMONIC = "resource_shift"
     """Slots follow the published harmonic rule, as in a real run."""
     LOOKAHEAD = "resource_shift_lookahead"
-    """Slots follow the look-ahead planner, which real runs do not have yet."""
+    """Slots follow the look-ahead planner: ``trainer.resource_shift.planner.name=lookahead`` in a real run."""
 
 
 @dataclass(frozen=True)

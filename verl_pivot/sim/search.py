@@ -38,9 +38,10 @@ def best_split(
     tries: int = 24,
     on_try: Callable[[SimResult], None] | None = None,
 ) -> Split:
-    """Hill climbing from ``first_guess`` with ever smaller moves of slots between two pools; at most ``tries`` runs."""
-    warmup = 2 + 2 * scenario.staleness  # the first prompts all begin at once: what they leave behind must be gone
-    steps = steps or warmup + 2
+    """Hill climbing from ``first_guess`` with ever smaller moves; at most ``tries`` runs."""
+    # Steps come in bunches of staleness + 1, and the first bunch begins all at once: it says little.
+    warmup = scenario.staleness + 1
+    steps = steps or warmup + max(3, 2 * warmup)
     if scenario.slots < 3:
         raise ValueError(f"{scenario.slots} slots cannot be split into three pools")
     if deployment is Deployment.COLOCATED:
@@ -59,11 +60,12 @@ def best_split(
                     on_try(result)
         return known[split]
 
-    best, stride = first_guess(scenario), max(1, scenario.slots // 8)
+    best, stride = first_guess(scenario), max(1, scenario.slots // 12)
     rate(best)
     while len(known) < tries:
         near = [split for split in _neighbours(best, stride, scenario.least_train_slots) if split not in known]
-        better = max([best, *near[: tries - len(known)]], key=rate)
+        # The first that is better will do: tries are dear, and what lies beyond it is likely better still.
+        better = next((split for split in near[: tries - len(known)] if rate(split) > rate(best)), best)
         if better != best:
             best = better
         elif stride > 1:
@@ -73,15 +75,24 @@ def best_split(
     return best
 
 
+def best_of(
+    scenario: Scenario, deployment: Deployment, steps: int, tries: int, split: Split | None = None
+) -> SimResult:
+    """``deployment`` at ``split``, or at the best one that ``tries`` runs find. Figures are of whole bunches of
+    staleness + 1 steps, ``steps`` at least: steps within a bunch are not alike."""
+    bunch = scenario.staleness + 1
+    warmup, measured = 2 * bunch, bunch * max(1, -(-steps // bunch))
+    best = split or best_split(scenario, deployment, tries=tries)
+    return simulate(scenario, deployment, best, steps=warmup + measured, warmup=warmup)
+
+
 def _neighbours(split: Split, stride: int, least_train: int) -> list[Split]:
-    """All splits with ``stride`` slots moved from one pool to another; none becomes empty, or too small to train."""
-    pools = (split.train, split.rollout, split.genrm)
+    """``stride`` slots more or fewer for training, at the cost of the others in proportion; then the same between
+    rollout and genrm. No pool becomes empty, or too small to train."""
     found = []
-    for source in range(3):
-        for target in range(3):
-            moved = list(pools)
-            moved[source] -= stride
-            moved[target] += stride
-            if source != target and min(moved) >= 1 and moved[0] >= least_train:
-                found.append(Split(*moved))
-    return found
+    for train in (split.train + stride, split.train - stride):
+        rest = split.slots - train
+        rollout = min(rest - 1, max(1, round(rest * split.rollout / (split.rollout + split.genrm))))
+        found.append(Split(train, rollout, rest - rollout))
+    found += [Split(split.train, split.rollout + moved, split.genrm - moved) for moved in (stride, -stride)]
+    return [s for s in found if min(s.rollout, s.genrm) >= 1 and s.train >= max(1, least_train)]
