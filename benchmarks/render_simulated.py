@@ -55,7 +55,7 @@ def _case(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def fidelity(document: Document, table: Table) -> str:
-    """Measured beside simulated, phase by phase where they do not overlap, and from costs of one run alone."""
+    """Measured beside simulated, phase by phase where they do not overlap, and from other fits."""
     rows = [
         [f"`{row['deployment']}`", f"{row['measured_s']:.1f}", f"{row['simulated_s']:.1f}", f"{row['miss']:+.0%}"]
         for row in document["rows"]
@@ -67,8 +67,10 @@ def fidelity(document: Document, table: Table) -> str:
             lines = [[name, f"{measured[name]:.1f}", f"{simulated[name]:.1f}"] for name in measured if measured[name]]
             parts += [f"A step of `{row['deployment']}`:", table(["phase", "measured s", "simulated s"], lines)]
     names = [row["deployment"] for row in document["rows"]]
-    alone = [[f"`{run}`", *(f"{misses[name]:+.0%}" for name in names)] for run, misses in document["alone"].items()]
-    parts += ["Misses with costs fitted to one run alone:", table(["run", *(f"`{name}`" for name in names)], alone)]
+    others = [
+        [fitted_to, *(f"{misses[name]:+.0%}" for name in names)] for fitted_to, misses in document["other_fits"].items()
+    ]
+    parts += ["Misses with costs fitted otherwise:", table(["fitted to", *(f"`{name}`" for name in names)], others)]
     return "\n\n".join([*parts, *(f"- {note}" for note in document["notes"])])
 
 

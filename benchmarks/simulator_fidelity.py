@@ -45,11 +45,12 @@ TRAINED_ON_ONE = "verl_disaggregated_train1_rollout2_judge1"
 PLANNER = PlannerSettings(interval_s=0.25, cooldown_s=1.0, immunity_s=1.0)
 NOTES = (
     "Costs are fitted to the event logs of the four runs of resource_shift together: decoding, prefill, training, "
-    "shifts, publishing, and what it takes to hand a step's work on. No step time is fitted, and nothing of verl's "
-    "runs, whose engines, weight sync and sleeping are verl's own. Seconds are at machine speed 1.",
+    "shifts, publishing, and what it takes to hand a step's work on. Nothing is fitted to step times (though where "
+    "training bounds the step, its spans fill nearly all of it), and nothing to verl's runs, whose engines, weight sync "
+    "and sleeping are verl's own. Seconds are at machine speed 1.",
     "verl's colocated deployment hands its batch to the judge as a whole; in the simulation that takes as long as "
     "handing it to training.",
-    "Fitted to one run alone: how much depends on which run one has.",
+    "Other fits show how much depends on the runs that one has.",
 )
 
 
@@ -233,9 +234,9 @@ def compare(measured: Mapping[str, Any], costs: fidelity_costs.KeptCosts) -> dic
         "clear_pairs": len(clear),
         "clear_pairs_reversed": [list(pair) for pair in clear if simulated_s[pair[0]] >= simulated_s[pair[1]]],
         "rows": rows,
-        "alone": {
+        "other_fits": {
             name: {part.measured: comparison.row(part, book)["miss"] for part in comparison.parts}
-            for name, book in costs.alone.items()
+            for name, book in costs.others.items()
         },
     }
 

@@ -46,13 +46,13 @@ def test_a_fidelity_page_counts_what_is_right() -> None:
         "notes": [],
         "within": 0.15,
         "rows": rows,
-        "alone": {"one run": {"a": 0.2, "b": -0.2}},
+        "other_fits": {"one run": {"a": 0.2, "b": -0.2}},
         "clear_pairs": 1,
         "clear_pairs_reversed": [],
     }
     page = render.render({"x.json": {**document, "same_ranking": True}})
     assert "1 of 2 step times are within 15%; the ranking is the same." in page
-    assert "| `b` | 10.0 | 13.0 | +30% |" in page and "| `one run` | +20% | -20% |" in page
+    assert "| `b` | 10.0 | 13.0 | +30% |" in page and "| one run | +20% | -20% |" in page
     assert "| until training | 6.0 | 7.5 |" in page and "judging" not in page
     page = render.render({"x.json": {**document, "same_ranking": False}})
     assert "the same as far as it was measured clearly (1 of 1 pairs" in page
