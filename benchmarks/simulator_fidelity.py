@@ -46,8 +46,8 @@ PLANNER = PlannerSettings(interval_s=0.25, cooldown_s=1.0, immunity_s=1.0)
 NOTES = (
     "Costs are fitted to the event logs of the four runs of resource_shift together: decoding, prefill, training, "
     "shifts, publishing, and what it takes to hand a step's work on. Nothing is fitted to step times (though where "
-    "training bounds the step, its spans fill nearly all of it), and nothing to verl's runs, whose engines, weight sync "
-    "and sleeping are verl's own. Seconds are at machine speed 1.",
+    "training bounds the step, its spans fill nearly all of it), and nothing to verl's runs, whose engines, weight "
+    "sync and sleeping are verl's own. Seconds are at machine speed 1.",
     "verl's colocated deployment hands its batch to the judge as a whole; in the simulation that takes as long as "
     "handing it to training.",
     "Other fits show how much depends on the runs that one has.",
