@@ -55,18 +55,38 @@ def _case(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def fidelity(document: Document, table: Table) -> str:
-    """Measured beside simulated."""
+    """Measured beside simulated, phase by phase where they do not overlap, and from other fits."""
     rows = [
         [f"`{row['deployment']}`", f"{row['measured_s']:.1f}", f"{row['simulated_s']:.1f}", f"{row['miss']:+.0%}"]
         for row in document["rows"]
     ]
-    count = sum(abs(row["miss"]) <= document["within"] for row in document["rows"])
-    verdict = (
-        f"{count} of {len(rows)} step times are within {document['within']:.0%}; the ranking is "
-        f"{'the same' if document['same_ranking'] else 'not the same'}."
-    )
-    parts = [table(["deployment", "measured step s", "simulated step s", "miss"], rows), verdict]
+    parts = [table(["deployment", "measured step s", "simulated step s", "miss"], rows), _verdict(document)]
+    for row in document["rows"]:
+        if "phases_s" in row:
+            measured, simulated = row["phases_s"]["measured"], row["phases_s"]["simulated"]
+            lines = [[name, f"{measured[name]:.1f}", f"{simulated[name]:.1f}"] for name in measured if measured[name]]
+            parts += [f"A step of `{row['deployment']}`:", table(["phase", "measured s", "simulated s"], lines)]
+    names = [row["deployment"] for row in document["rows"]]
+    others = [
+        [fitted_to, *(f"{misses[name]:+.0%}" for name in names)] for fitted_to, misses in document["other_fits"].items()
+    ]
+    parts += ["Misses with costs fitted otherwise:", table(["fitted to", *(f"`{name}`" for name in names)], others)]
     return "\n\n".join([*parts, *(f"- {note}" for note in document["notes"])])
+
+
+def _verdict(document: Document) -> str:
+    rows, reversed_pairs = document["rows"], document["clear_pairs_reversed"]
+    count = sum(abs(row["miss"]) <= document["within"] for row in rows)
+    if document["same_ranking"]:
+        ranking = "the ranking is the same"
+    elif reversed_pairs:
+        ranking = f"the ranking is not the same: {len(reversed_pairs)} clear differences are reversed"
+    else:
+        ranking = (
+            f"the ranking is the same as far as it was measured clearly ({document['clear_pairs']} of "
+            f"{len(rows) * (len(rows) - 1) // 2} pairs differ by more than twice the standard error of that)"
+        )
+    return f"{count} of {len(rows)} step times are within {document['within']:.0%}; {ranking}."
 
 
 def lengths(document: Document, table: Table) -> str:

@@ -35,15 +35,29 @@ def test_a_cluster_page_has_gains_and_published_ranges() -> None:
 
 
 def test_a_fidelity_page_counts_what_is_right() -> None:
+    phases = {"measured": {"until training": 6.0, "judging": 0.0}, "simulated": {"until training": 7.5, "judging": 0.0}}
     rows = [
-        {"deployment": "a", "measured_s": 10.0, "simulated_s": 11.0, "miss": 0.1},
+        {"deployment": "a", "measured_s": 10.0, "simulated_s": 11.0, "miss": 0.1, "phases_s": phases},
         {"deployment": "b", "measured_s": 10.0, "simulated_s": 13.0, "miss": 0.3},
     ]
-    document = {"benchmark": "simulator_fidelity", "simulated": True, "notes": [], "within": 0.15, "rows": rows}
+    document = {
+        "benchmark": "simulator_fidelity",
+        "simulated": True,
+        "notes": [],
+        "within": 0.15,
+        "rows": rows,
+        "other_fits": {"one run": {"a": 0.2, "b": -0.2}},
+        "clear_pairs": 1,
+        "clear_pairs_reversed": [],
+    }
     page = render.render({"x.json": {**document, "same_ranking": True}})
-    assert (
-        "1 of 2 step times are within 15%; the ranking is the same." in page and "| `b` | 10.0 | 13.0 | +30% |" in page
-    )
+    assert "1 of 2 step times are within 15%; the ranking is the same." in page
+    assert "| `b` | 10.0 | 13.0 | +30% |" in page and "| one run | +20% | -20% |" in page
+    assert "| until training | 6.0 | 7.5 |" in page and "judging" not in page
+    page = render.render({"x.json": {**document, "same_ranking": False}})
+    assert "the same as far as it was measured clearly (1 of 1 pairs" in page
+    page = render.render({"x.json": {**document, "same_ranking": False, "clear_pairs_reversed": [["a", "b"]]}})
+    assert "1 clear differences are reversed" in page
 
 
 def test_scenarios_of_all_pairs_are_possible() -> None:

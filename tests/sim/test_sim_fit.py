@@ -18,7 +18,10 @@ from verl_pivot.core.snapshot import Role
 from verl_pivot.observe.events import EventLog
 from verl_pivot.observe.kinds import Event
 from verl_pivot.sim.deployments import Deployment, Split
-from verl_pivot.sim.fit import FitError, decode_cost, fit_run, reload_s, train_cost
+from verl_pivot.sim.fit import FitError, Fitted, RunLog, fit_runs
+from verl_pivot.sim.fit_changes import reload_s
+from verl_pivot.sim.fit_engines import engine_costs
+from verl_pivot.sim.fit_training import train_cost, train_samples
 from verl_pivot.sim.record import Recorder
 from verl_pivot.sim.result import run, simulate
 from verl_pivot.sim.scenario import Scenario
@@ -43,8 +46,13 @@ def events(case: Scenario) -> list[Event]:
 
 
 @pytest.fixture(scope="module")
-def book(events: list[Event]) -> CostBook:
-    return fit_run(events, **SETTINGS)
+def fitted(events: list[Event]) -> Fitted:
+    return fit_runs([RunLog(events)], **SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def book(fitted: Fitted) -> CostBook:
+    return fitted.book
 
 
 @pytest.mark.parametrize("role", [Role.ROLLOUT, Role.GENRM])
@@ -63,7 +71,7 @@ def test_training_and_shifts_come_back(case: Scenario, book: CostBook) -> None:
 
 
 def test_a_run_of_the_fitted_costs_takes_as_long(case: Scenario, book: CostBook) -> None:
-    # A simulated log has no times to the first token to take the cost of prefill from.
+    # The rates in a simulated log are those of an instant of decoding: prefill takes no time there.
     roles = {
         role: replace(costs, prefill_s_per_token=case.engines[role].prefill_s_per_token)
         for role, costs in book.roles.items()
@@ -103,15 +111,15 @@ def test_a_bad_book_is_refused_by_name(book: CostBook, change: Callable[[Any], A
 def test_a_short_run_or_an_old_log_is_refused(events: list[Event]) -> None:
     start = [event for event in events if event["kind"] == "run_start"]
     with pytest.raises(FitError, match="rollout: 0 load samples"):
-        decode_cost(start, Role.ROLLOUT)
+        engine_costs([RunLog(start)], Role.ROLLOUT, 512.0)
     with pytest.raises(FitError, match="training: 0 steps"):
-        train_cost(start, 512.0)
+        train_cost(list(train_samples(RunLog(start), 512.0)))
     old: list[Any] = [json.loads(json.dumps(event)) for event in events]
     for event in old:
         for load in event.get("slots", {}).values() if event["kind"] == "load" else ():
             load.pop("context_tokens")
     with pytest.raises(FitError, match="how many tokens"):
-        decode_cost(old, Role.ROLLOUT)
+        engine_costs([RunLog(old)], Role.ROLLOUT, 512.0)
 
 
 def test_reloads_are_those_of_engines_that_were_awake() -> None:
@@ -137,6 +145,9 @@ def test_the_commands_fit_and_simulate(events: list[Event], tmp_path: Path) -> N
     costs = ["--costs", str(tmp_path / "costs.json")]
     simulated = CliRunner().invoke(app, ["simulate", *costs, *small, *short], catch_exceptions=False)
     assert simulated.exit_code == 0 and "as measured in" in " ".join(simulated.output.split())
+    assert "warning: train.exchange_slot_s_per_token cannot be told" in fitted.output
+    kept = json.loads((tmp_path / "costs.json").read_text())
+    assert any(doubt.startswith("train.exchange_slot_s_per_token") for doubt in kept["doubts"])
     refused = CliRunner().invoke(app, ["fit", str(tmp_path / "nowhere")])
     assert refused.exit_code == 2 and "no event log" in refused.output
 

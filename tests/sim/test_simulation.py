@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -111,3 +113,21 @@ def test_no_figures_without_a_step_after_warmup() -> None:
     simulation.run()
     with pytest.raises(ValueError, match="warmup is 1: it must be from 0 to 0"):
         measure(simulation, 1)
+
+
+def test_slots_that_open_at_the_same_time_share_the_work() -> None:
+    """Else the first takes all it has room for, and most of it is computed again when the work is evened out."""
+    judged = run(scenario(), Deployment.COLOCATED, SPLIT, steps=3).slots.totals(Role.GENRM)
+    assert judged.recomputed_tokens < 0.05 * judged.prefill_tokens
+
+
+def test_handing_work_on_takes_its_time() -> None:
+    base = scenario()
+    slow = replace(base, costs=replace(base.costs, feed_s=20.0, collect_s=10.0))
+    first, second = (simulate(case, Deployment.COLOCATED, SPLIT, steps=4, warmup=1) for case in (base, slow))
+    assert second.step_s - first.step_s == pytest.approx(30.0, abs=1.0)
+    first, second = (
+        simulate(replace(case, staleness=1), Deployment.DISAGGREGATED, SPLIT, steps=6, warmup=2)
+        for case in (base, slow)
+    )
+    assert second.step_s - first.step_s < 30.0  # a part of it passes beside other work

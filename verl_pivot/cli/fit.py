@@ -23,25 +23,31 @@ def fit(
     genrm_max_sequences: Annotated[int, typer.Option(help="max_num_seqs of a slot's judge engines.")] = 256,
     rollout_kv_tokens: Annotated[int, typer.Option(help="Tokens that a slot's policy engines hold.")] = 1_000_000,
     genrm_kv_tokens: Annotated[int, typer.Option(help="Tokens that a slot's judge engines hold.")] = 1_000_000,
+    also: Annotated[
+        list[Path] | None,
+        typer.Option(help="A further run to fit to, of the same models and settings; may be given again."),
+    ] = None,
     which: Which = 0,
 ) -> None:
     """Fit the costs of decoding, training, shifts and publishing to a run; ``verl-pivot simulate --costs`` reads them.
 
-    The options are settings of the run that its log does not hold.
+    The options are settings of the run that its log does not hold. A figure that the run cannot tell is named, with
+    what is taken for it: runs with unequal training pools (--also) tell more of training.
     """
     try:
         from verl_pivot.core.snapshot import Role
         from verl_pivot.observe.events import read_events
-        from verl_pivot.sim.fit import fit_run
+        from verl_pivot.sim.fit import RunLog, fit_runs
 
-        book = fit_run(
-            read_events(run_dir, which),
+        fitted = fit_runs(
+            [RunLog(read_events(run_dir, which)), *(RunLog(read_events(further)) for further in also or ())],
             kv_tokens={Role.ROLLOUT: rollout_kv_tokens, Role.GENRM: genrm_kv_tokens},
             max_sequences={Role.ROLLOUT: rollout_max_sequences, Role.GENRM: genrm_max_sequences},
             prompt_tokens={Role.ROLLOUT: rollout_prompt_tokens, Role.GENRM: genrm_prompt_tokens},
         )
         path = out if out is not None else run_dir / "costs.json"
-        path.write_text(json.dumps(book.to_json(), indent=1) + "\n", encoding="utf-8")
+        book = fitted.book
+        path.write_text(json.dumps({**book.to_json(), "doubts": fitted.doubts}, indent=1) + "\n", encoding="utf-8")
     except (OSError, ValueError) as error:
         refuse(error)
     for role, costs in book.roles.items():
@@ -49,4 +55,6 @@ def fit(
         typer.echo(f"{role}: a decode step of one sequence takes {1e3 * one_s:.1f} ms")
     for (source, target), seconds in sorted(book.shift_s.items()):
         typer.echo(f"{source} -> {target}: {seconds:.2f} s")
+    for doubt in fitted.doubts:
+        typer.echo(f"warning: {doubt}", err=True)
     typer.echo(f"{path}: give it to verl-pivot simulate --costs")

@@ -42,6 +42,9 @@ class TrainCost:
     """Seconds of one slot for each prompt and response token; several slots share them evenly."""
     fixed_s: float = 1.0
     """Whatever the size of the batch."""
+    exchange_slot_s_per_token: float = 0.0
+    """What comes on top where slots train together: they exchange shards and gradients, and wait for the slowest. A
+    single slot has none of it, each of ``n`` slots ``1 - 1 / n`` of it, as in a ring."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -49,7 +52,8 @@ class TrainCost:
                 raise CostBookError(f"train.{name} is {value}: it must be a number, 0 or more")
 
     def update_s(self, tokens: float, slots: int) -> float:
-        return self.fixed_s + self.slot_s_per_token * tokens / slots
+        slot_s = self.slot_s_per_token + self.exchange_slot_s_per_token * (1 - 1 / slots)
+        return self.fixed_s + slot_s * tokens / slots
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,10 @@ class CostBook:
     publish_s: float
     reload_s: float
     """An awake rollout engine takes a new version."""
+    feed_s: float = 0.0
+    """From a publish until the prompts that it lets go ask for engines."""
+    collect_s: float = 0.0
+    """From the last answer of a batch until the next phase has it."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -80,6 +88,8 @@ class CostBook:
             "shift_s": {f"{source}->{target}": seconds for (source, target), seconds in self.shift_s.items()},
             "publish_s": self.publish_s,
             "reload_s": self.reload_s,
+            "feed_s": self.feed_s,
+            "collect_s": self.collect_s,
         }
 
     @classmethod
@@ -91,10 +101,16 @@ class CostBook:
         shifts = _mapping(content, "shift_s", "")
         return cls(
             roles={role: _role(_mapping(content, "roles", ""), role) for role in INFERENCE_ROLES},
-            train=TrainCost(_number(train, "slot_s_per_token", "train"), _number(train, "fixed_s", "train")),
+            train=TrainCost(
+                _number(train, "slot_s_per_token", "train"),
+                _number(train, "fixed_s", "train"),
+                _number(train, "exchange_slot_s_per_token", "train"),
+            ),
             shift_s={_pair(name): _number(shifts, name, "shift_s") for name in shifts},
             publish_s=_number(content, "publish_s", ""),
             reload_s=_number(content, "reload_s", ""),
+            feed_s=_number(content, "feed_s", ""),
+            collect_s=_number(content, "collect_s", ""),
         )
 
 

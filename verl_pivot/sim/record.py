@@ -12,6 +12,27 @@ from verl_pivot.sim.simulation import Simulation
 LOAD_SPACING_S = 2.0
 
 
+class _MeanRate:
+    """Tokens a second of a slot since it was last asked, as engines report them; from its rates at every plan."""
+
+    def __init__(self) -> None:
+        self._role: Role | None = None
+        self._rate = self._seen_s = self._tokens = self._seconds = 0.0
+
+    def see(self, role: Role, rate: float, now_s: float) -> None:
+        if role is self._role:
+            self._tokens += (self._rate + rate) / 2 * (now_s - self._seen_s)
+            self._seconds += now_s - self._seen_s
+        else:
+            self._tokens = self._seconds = 0.0
+        self._role, self._rate, self._seen_s = role, rate, now_s
+
+    def take(self) -> float:
+        mean = self._tokens / self._seconds if self._seconds else self._rate
+        self._tokens = self._seconds = 0.0
+        return mean
+
+
 class Recorder:
     """Give ``on_plan`` to the simulation, and ask for ``events`` when it has ended."""
 
@@ -19,9 +40,12 @@ class Recorder:
         self._seen: list[dict[str, Any]] = []
         self._sampled_s = float("-inf")
         self._told = ""
+        self._rates: dict[int, _MeanRate] = {}
 
     def on_plan(self, snapshot: Snapshot, plan: Plan) -> None:
         now_s = snapshot.now_s
+        for slot in snapshot.slots:
+            self._rates.setdefault(slot.slot_id, _MeanRate()).see(slot.role, slot.load.tokens_per_s, now_s)
         told = reason_class(plan.reason)
         if plan.shifts or told != self._told:
             self._told = told
@@ -34,7 +58,7 @@ class Recorder:
                     "status": str(slot.status),
                     "running": slot.load.running,
                     "waiting": slot.load.waiting,
-                    "tokens_per_s": slot.load.tokens_per_s,
+                    "tokens_per_s": self._rates[slot.slot_id].take(),
                     "context_tokens": slot.load.context_tokens,
                 }
                 for slot in snapshot.slots

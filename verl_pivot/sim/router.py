@@ -43,8 +43,8 @@ class SimRouter:
         yield from self._line
 
     def admit(self, slot_id: int, engine: SimEngine) -> None:
+        """From now on it takes part when requests are handed out, which the caller sees to."""
         self._engines[slot_id] = engine
-        self.hand_out()
 
     def mask(self, slot_id: int) -> None:
         self._engines.pop(slot_id, None)

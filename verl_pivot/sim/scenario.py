@@ -26,6 +26,10 @@ class SimCosts:
     """Weights from trainer to parameter store."""
     reload_s: float = 2.0
     """An awake rollout engine takes a new version."""
+    feed_s: float = 0.0
+    """From a publish until the prompts that it lets go ask for engines."""
+    collect_s: float = 0.0
+    """From the last answer of a batch that is waited for until the next phase has it."""
     measured_shift_s: Mapping[tuple[Role, Role], float] = field(default_factory=dict)
     """By (source, target), where it is known better."""
 
@@ -85,7 +89,16 @@ class Scenario:
         """A cluster of ``slots`` slots like those that ``book`` was measured on. Pairs of roles that never shifted
         there cost what the slowest pair did."""
         slowest_s = max(book.shift_s.values(), default=0.0)
-        costs = SimCosts(slowest_s, slowest_s, slowest_s, book.publish_s, book.reload_s, dict(book.shift_s))
+        costs = SimCosts(
+            slowest_s,
+            slowest_s,
+            slowest_s,
+            book.publish_s,
+            book.reload_s,
+            book.feed_s,
+            book.collect_s,
+            dict(book.shift_s),
+        )
         return cls(title, slots, book.roles, book.train, workload, costs, staleness, seed)
 
     def update_s(self, tokens: float, slots: int) -> float:

@@ -159,7 +159,10 @@ class Simulation:
     def _on_publish(self, version: int) -> None:
         self._mark()
         self.slots.take_version()
-        self._feed()
+        if self.scenario.costs.feed_s:
+            self.env.timeout(self.scenario.costs.feed_s).callbacks.append(lambda _: self._feed())
+        else:
+            self._feed()
 
     # ---- plans --------------------------------------------------------------------------------------------------
 

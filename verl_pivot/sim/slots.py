@@ -181,7 +181,10 @@ class SimSlots:
         slot.since_s = self._env.now
         if slot.role in self.routers:
             slot.engine = SimEngine(self.specs[slot.role], self._env.now)
-            self.routers[slot.role].admit(slot.slot_id, slot.engine)
+            router = self.routers[slot.role]
+            router.admit(slot.slot_id, slot.engine)
+            # After all slots that open at this instant: the first one would get everything.
+            self._env.timeout(0).callbacks.append(lambda _: router.hand_out())
 
     def _close(self, slot: SimSlot) -> list[SimSequence]:
         if slot.engine is None:

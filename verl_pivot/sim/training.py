@@ -117,8 +117,11 @@ class SimTrainer:
             tokens = groups = 0
             for batch_number in range(self._batches):
                 self._batch = batch_number
+                waited = not self._can_begin()
                 while not self._can_begin():
                     yield self._wait()
+                if waited and self._scenario.costs.collect_s:
+                    yield env.timeout(self._scenario.costs.collect_s)
                 if self.lease is LeaseState.FREE:
                     self.lease, self._wanted_since_s = LeaseState.WANTED, env.now
                     self._poke()
