@@ -116,10 +116,11 @@ def random_workloads(document: Document, table: Table) -> str:
     """The summary, and every case that was lost."""
     rows = document["rows"]
     over = "over_harmonic"
+    heavy = document[f"median_{over}_heavy_tail"]
     head = (
         f"{document['cases']} workloads. Look-ahead over the harmonic rule: median {document[f'median_{over}']:.3f}, "
         f"geometric mean {document[f'mean_{over}']:.3f}, worst {document[f'worst_{over}']:.2f}, median of heavy tails "
-        f"{document[f'median_{over}_heavy_tail']:.3f}; at least 0.99 in "
+        f"{'-' if heavy is None else f'{heavy:.3f}'}; at least 0.99 in "
         f"{document['share_at_least_harmonic_less_1_percent']:.0%}. Over the best fixed deployment: median "
         f"{document['median_over_best_fixed']:.3f}, worst {document['worst_over_best_fixed']:.2f}, at least 0.98 in "
         f"{document['share_at_least_fixed_less_2_percent']:.0%}. The cases that miss one of the two:"

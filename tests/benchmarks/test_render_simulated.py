@@ -6,6 +6,7 @@ from typing import Any
 
 from benchmarks import render
 from benchmarks.simulated_cluster import PAIRS, WORKLOADS, gains_of, published_like, row_of, scenario_of
+from benchmarks.simulated_random import summary
 from verl_pivot.sim.deployments import Deployment, Split
 from verl_pivot.sim.ledger import Ledger
 from verl_pivot.sim.result import SimResult
@@ -24,13 +25,16 @@ def test_a_cluster_page_has_gains_and_published_ranges() -> None:
             (Deployment.DISAGGREGATED, "published-like", 80.0),
             (Deployment.HARMONIC, "best", 100.0),
             (Deployment.HARMONIC, "published-like", 100.0),
+            (Deployment.LOOKAHEAD, "best", 110.0),
+            (Deployment.LOOKAHEAD, "published-like", 90.0),
         )
     ]
     gains = gains_of(made)
     assert [gain["gain"] for gain in gains] == [2.0, 1.25] and gains[0]["most_there_is"] == 1.25
+    assert [gain["lookahead_gain"] for gain in gains] == [2.2, 1.125]
     document: dict[str, Any] = {"benchmark": "simulated_cluster", "simulated": True, "notes": ["ours"], "rows": made}
     page = render.render({"x.json": {**document, "gains": gains}})
-    assert "**Simulated**, not measured." in page and "| 2.00 | 1.81 to 2.05 |" in page
+    assert "**Simulated**, not measured." in page and "| 2.00 | 2.20 | 1.81 to 2.05 |" in page
     assert "Qwen2.5-1.5B judged by GLM-Z1-9B, long tail, staleness 2" in page
 
 
@@ -58,6 +62,14 @@ def test_a_fidelity_page_counts_what_is_right() -> None:
     assert "the same as far as it was measured clearly (1 of 1 pairs" in page
     page = render.render({"x.json": {**document, "same_ranking": False, "clear_pairs_reversed": [["a", "b"]]}})
     assert "1 clear differences are reversed" in page
+
+
+def test_a_page_of_random_workloads_shows_the_losers() -> None:
+    case = {"policy": "p", "gpus": 8, "staleness": 1, "sigma": 0.5, "split": "1/1/1"}
+    rows = [{**case, "seed": at, "over_harmonic": 1.0 + 0.1 * at, "over_fixed": 1.0} for at in (-2, 0, 1)]
+    page = render.render({"x.json": {**summary(rows), "rows": rows}})
+    assert "| -2 | p | 8 | 1 | 0.5 | 1/1/1 | 0.800 | 1.000 |" in page and "| 1 | p |" not in page
+    assert "worst 0.80" in page and "at least 0.99 in 67%" in page
 
 
 def test_scenarios_of_all_pairs_are_possible() -> None:
