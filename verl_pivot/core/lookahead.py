@@ -89,7 +89,7 @@ class LookaheadPlanner:
         options = options_of(snapshot, self.settings, suggested, held=bool(held))
         if len(options) == 1:
             return Plan((), f"no shift, because {waits or held or 'no slot may change role now'}")
-        return self._choose(snapshot, roles, options, suggested)
+        return self._choose(snapshot, roles, options)
 
     def _why_training_waits(self, snapshot: Snapshot, roles: Mapping[Role, RoleModel]) -> str:
         """Why training is better served once all its batches are ready; empty when it gets its lent slots now."""
@@ -119,11 +119,9 @@ class LookaheadPlanner:
         left_s = snapshot.last_shift_s + self.settings.cooldown_s - snapshot.now_s
         return f"cooldown {left_s:.1f} s left" if left_s > 0 else ""
 
-    def _choose(
-        self, snapshot: Snapshot, roles: Mapping[Role, RoleModel], options: list[Option], suggested: Plan
-    ) -> Plan:
-        """The best option, if it is clearly better than to stay or to follow ``suggested``; for a role that has work
-        and no slot the best that feeds it, whatever it costs."""
+    def _choose(self, snapshot: Snapshot, roles: Mapping[Role, RoleModel], options: list[Option]) -> Plan:
+        """The best option, if it is clearly better than to stay or to follow the harmonic rule; for a role that has
+        work and no slot the best that feeds it, whatever it costs."""
         outcome = self._project(snapshot, roles, options)
         starved = _starved(snapshot, roles)
         allowed = np.array([starved is None or option.feeds(starved) for option in options])
@@ -131,7 +129,9 @@ class LookaheadPlanner:
         gains = np.where(allowed, outcome.gains, -np.inf)
         fallback = int(np.argmax(allowed))
         doubts_s = np.array([self._doubt_s(snapshot, option, outcome) for option in options])
-        if suggested.shifts:
+        if starved is not None and options[fallback].moves:
+            doubts_s[:] = 0.0  # something must move
+        elif options[1].seconded:
             doubts_s[1] *= SECONDED
             fallback = 1 if gains[1] >= gains[fallback] else fallback
         best = int(np.argmax(gains - doubts_s))

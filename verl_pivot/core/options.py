@@ -21,6 +21,8 @@ class Option:
     moves: tuple[tuple[SlotView, Role], ...] = ()
     waits_for: int = 1
     """Batches that must be ready before training takes lent slots."""
+    seconded: bool = False
+    """Another planner would do the same."""
 
     def feeds(self, role: Role) -> bool:
         """It gives slots to ``role``."""
@@ -35,9 +37,9 @@ def options_of(snapshot: Snapshot, settings: PlannerSettings, suggested: Plan, *
     """The present allocation first, then ``suggested`` (another planner's), if it moves anything; then every other
     worth a look, unless ``held``."""
     options = [Option()]
-    if suggested.shifts:
-        slots = {slot.slot_id: slot for slot in snapshot.slots}
-        options.append(Option(tuple((slots[shift.slot_id], shift.target) for shift in suggested.shifts)))
+    sensible = _sensible(snapshot, suggested)
+    if sensible:
+        options.append(Option(sensible, seconded=True))
     if held:
         return options
     for target in INFERENCE_ROLES:
@@ -49,13 +51,33 @@ def options_of(snapshot: Snapshot, settings: PlannerSettings, suggested: Plan, *
     return options
 
 
+def _sensible(snapshot: Snapshot, suggested: Plan) -> tuple[tuple[SlotView, Role], ...]:
+    """What is suggested, but for shifts that leave no slot to a role which has work or is about to get some: it would
+    have to come back at once. A role without a slot gets one nevertheless."""
+    counts, least = donors.slot_counts(snapshot), _least(snapshot)
+    slots = {slot.slot_id: slot for slot in snapshot.slots}
+    moves = []
+    for shift in suggested.shifts:
+        slot = slots[shift.slot_id]
+        if counts[slot.role] > least[slot.role] or not counts[shift.target]:
+            counts[slot.role] -= 1
+            counts[shift.target] += 1
+            moves.append((slot, shift.target))
+    return tuple(moves)
+
+
+def _least(snapshot: Snapshot) -> dict[Role, int]:
+    """Slots that each role needs, because it has work, or will as soon as a response ends."""
+    rollout = snapshot.backlog[Role.ROLLOUT].sequences >= 0.5
+    genrm = rollout or snapshot.backlog[Role.GENRM].sequences >= 0.5
+    return {Role.ROLLOUT: int(rollout), Role.GENRM: int(genrm), Role.TRAIN: 0}
+
+
 def _donors(snapshot: Snapshot, settings: PlannerSettings, target: Role) -> list[SlotView]:
     """Slots that may go to ``target``, cheapest to empty first. Floors stay, and the last slot of a role that has work,
     or is about to get some, unless ``target`` has no slot at all."""
     counts = donors.slot_counts(snapshot)
-    rollout = snapshot.backlog[Role.ROLLOUT].sequences >= 0.5
-    genrm = rollout or snapshot.backlog[Role.GENRM].sequences >= 0.5
-    least = {Role.ROLLOUT: int(rollout), Role.GENRM: int(genrm), Role.TRAIN: 0}
+    least = _least(snapshot)
     if not counts[target] and sum(counts[role] for role in INFERENCE_ROLES) < 2:
         least = dict.fromkeys(least, 0)
     spare = {role: counts[role] - max(least[role], settings.floor(role)) for role in Role}
