@@ -118,7 +118,8 @@ def random_workloads(document: Document, table: Table) -> str:
     over = "over_harmonic"
     heavy = document[f"median_{over}_heavy_tail"]
     head = (
-        f"{document['cases']} workloads, seeds 0 to {document['cases'] - 1}. Look-ahead over the harmonic rule: median {document[f'median_{over}']:.3f}, "
+        f"{document['cases']} workloads, seeds 0 to {document['cases'] - 1}. "
+        f"Look-ahead over the harmonic rule: median {document[f'median_{over}']:.3f}, "
         f"geometric mean {document[f'mean_{over}']:.3f}, worst {document[f'worst_{over}']:.2f}, median of heavy tails "
         f"{'-' if heavy is None else f'{heavy:.3f}'}; at least 0.99 in "
         f"{document['share_at_least_harmonic_less_1_percent']:.0%}. Over the best fixed deployment: median "
