@@ -14,6 +14,7 @@ from verl_pivot.core.backlog import MAX_VALUES, Backlog, GroupBacklog
 from verl_pivot.core.costs import DecodeCost, ShiftCosts
 from verl_pivot.core.fluid import Candidates, Fluid, Projection
 from verl_pivot.core.lookahead import LookaheadPlanner
+from verl_pivot.core.plan import Plan
 from verl_pivot.core.role_model import RoleModel
 from verl_pivot.core.settings import PlannerSettings
 from verl_pivot.core.snapshot import LeaseState, Role, SlotStatus, SlotView, Snapshot, TrainView
@@ -127,8 +128,11 @@ def test_lent_slots_are_taken_back_and_paid_for() -> None:
     lends = {"lends_now": np.ones(1, bool), "lends_again": np.ones(1, bool)}
     kept = look([4.0], [1.0], WORK, train=training())
     lent = look([4.0], [1.0], WORK, train=training(is_lent=True), **lends, lent_rollout=np.array([4.0]))
-    assert lent.updates[0] >= 1 and kept.updates[0] >= 1
-    assert lent.finish_s[0] < kept.finish_s[0] + 10
+    dear = look(
+        [4.0], [1.0], WORK, train=training(is_lent=True, to_train_s=10.0), **lends, lent_rollout=np.array([4.0])
+    )
+    assert lent.updates[0] == kept.updates[0] == dear.updates[0] == 2
+    assert lent.finish_s[0] < kept.finish_s[0] < dear.finish_s[0], "they help, unless the way to and fro is long"
 
 
 def test_deferring_saves_a_lease_where_the_second_batch_is_late() -> None:
@@ -218,13 +222,53 @@ def test_cooldown_and_shifts_in_flight_hold_everything_but_starving_roles() -> N
     assert "1 slot still shifting" in LookaheadPlanner(SETTINGS).plan(view(moving, *work)).reason
 
 
-def test_a_wanted_lease_is_served_unless_waiting_ends_the_step_earlier() -> None:
+WANTED = TrainView(LeaseState.WANTED, 8, 8, groups_open=24, update_s=5.0, batches_to_publish=4)
+
+
+def planned_lease(train: TrainView, **changes: object) -> Plan:
+    """All slots are lent, and shifts take long."""
     slots = fleet({ROLLOUT: 8}, {ROLLOUT: 20})
-    wanted = TrainView(LeaseState.WANTED, 8, 8, groups_open=24, update_s=5.0, batches_to_publish=4)
-    now = LookaheadPlanner(SETTINGS).plan(view(slots, backlog(160, 50.0), backlog(0, 0.0), train=wanted))
-    assert (
-        now.shifts and {shift.target for shift in now.shifts} <= {TRAIN}
-    ) or "waits for all its batches" in now.reason
-    too_long = replace(wanted, wanted_s=1000.0)
-    served = LookaheadPlanner(SETTINGS).plan(view(slots, backlog(160, 50.0), backlog(0, 0.0), train=too_long))
-    assert {shift.target for shift in served.shifts} == {TRAIN}
+    dear = ShiftCosts(default_s=20.0)
+    work = (backlog(160, 50.0), backlog(0, 0.0))
+    values: dict[str, object] = {"train": train, "staleness": 0, "shift_costs": dear, **changes}
+    return LookaheadPlanner(SETTINGS).plan(view(slots, *work, **values))
+
+
+def test_training_waits_for_batches_that_are_almost_there_and_says_so() -> None:
+    plan = planned_lease(WANTED)
+    assert plan.is_empty and "training waits for 2 batches: 8 groups ready" in plan.reason
+
+
+@pytest.mark.parametrize(
+    ("train", "changes"),
+    [
+        (WANTED, {"staleness": 1}),
+        (replace(WANTED, wanted_s=1000.0), {}),
+        (replace(WANTED, batches_to_publish=1), {}),
+    ],
+)
+def test_training_gets_its_slots_where_it_may_not_wait(train: TrainView, changes: dict[str, object]) -> None:
+    plan = planned_lease(train, **changes)
+    assert {shift.target for shift in plan.shifts} == {TRAIN}
+
+
+def responses_over(genrm_slots: float, shift_s: float, arrivals: float = 0.0) -> float:
+    """When judgements alone are done, with three slots of rollout that have nothing to do."""
+    work = {ROLLOUT: replace(backlog(0, 0.0), new_tokens=np.array([100.0])), GENRM: backlog(40, 1000.0)}
+    roles = {role: model(work[role]) for role in (ROLLOUT, GENRM)}
+    row, none = np.ones(1), np.zeros(1)
+    no = np.zeros(1, bool)
+    candidates = Candidates(
+        3 * row, genrm_slots * row, 3 * row, genrm_slots * row, none, none, none, none, none, no, no, row
+    )
+    train = replace(NO_TRAINING, arrivals=arrivals)
+    return float(Fluid(roles, train, candidates, 1e9, shift_s).project(np.full(1200, 0.1)).finish_s[0])
+
+
+def test_slots_that_rollout_needs_no_more_judge_after_a_shift_while_the_others_go_on() -> None:
+    on_four = 1000 * COST.step_latency_s(10, 0)
+    assert responses_over(1.0, 0.0) == pytest.approx(on_four, abs=0.3)
+    on_one_s = COST.step_latency_s(40, 0)
+    shifted = 5.0 + (1000 - 5.0 / on_one_s) * COST.step_latency_s(10, 0)
+    assert responses_over(1.0, 5.0) == pytest.approx(shifted, abs=0.3)
+    assert responses_over(1.0, 5.0, arrivals=10.0) == pytest.approx(1000 * on_one_s, abs=0.3), "they are needed again"

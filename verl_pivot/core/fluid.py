@@ -83,6 +83,8 @@ class Fluid:
             np.full(n, model.backlog.unread_tokens * model.prefill_s_per_token) for model in (self._r, self._g)
         )
         """Slot-seconds of prefill that is owed: of what was cut off, and of what had to be prefilled anyway."""
+        self._more_come = train.arrivals > 0
+        self._way_r, self._way_g = _Way(n), _Way(n)
         self._work, self._finish = np.zeros(n), np.full(n, np.inf)
 
     def project(self, steps_s: Vector) -> Projection:
@@ -106,7 +108,7 @@ class Fluid:
         left_r, left_g = self._flow.responding(), self._flow.judging()
         self._work = self._work + (n_r + left_r) / 2 * tokens_r / self._r.peak_tokens_per_s
         self._work = self._work + (n_g + left_g) / 2 * tokens_g / self._g.peak_tokens_per_s
-        work_left = left_r + left_g > 1e-9
+        work_left = (left_r + left_g > 1e-9) | self._flow.groups_left()
         published = self._training.step(now_s, dt, self._flow.ready(), self._flow.due_are_ready(), work_left)
         self._take_back(lent & ~self._training.lent, n_r, n_g, slots_r, slots_g)
         if published.any():
@@ -158,35 +160,36 @@ class Fluid:
 
     def _slots(self, now_s: float, dt: float, n_r: Vector, n_g: Vector) -> tuple[Vector, Vector]:
         """Slots of either role."""
-        if now_s >= self._patience_s:
-            self._follow_the_work(dt, n_r, n_g)
+        self._follow_the_work(dt if now_s >= self._patience_s else 0.0, n_r, n_g)
         shifting = np.clip((self._c.shift_s - now_s) / dt, 0.0, 1.0)
         lent_r, lent_g = (self._training.lent * slots for slots in (self._lent_r, self._lent_g))
         slots_r = shifting * self._c.rollout_meanwhile + (1 - shifting) * self._own_r + lent_r
         slots_g = shifting * self._c.genrm_meanwhile + (1 - shifting) * self._own_g + lent_g
-        return slots_r, slots_g
+        away_r, away_g = self._way_r.pass_by(dt), self._way_g.pass_by(dt)
+        return np.maximum(0.0, slots_r - away_r), np.maximum(0.0, slots_g - away_g)
 
     def _follow_the_work(self, dt: float, n_r: Vector, n_g: Vector) -> None:
         """Later plans move slots to where they do most, step by step, and pay for it as plans do now. Slots do most
-        where ``sequences x what each adds to a step / what a step takes anyway`` is even (the marginal rates are)."""
+        where ``sequences x what each adds to a step / what a step takes anyway`` is even (the marginal rates are).
+        Slots of rollout that nobody will use any more go at once: no cooldown keeps them."""
         own, lent = self._own_r + self._own_g, self._lent_r + self._lent_g
         weight_r, weight_g = n_r * self._r.load_per_sequence, n_g * self._g.load_per_sequence
         total = weight_r + weight_g
         share = np.where(total > 0, weight_r / np.maximum(total, 1e-9), 0.5)
         # No more slots than sequences, unless the other role has no use for them either.
         share = np.clip(share, 1 - n_g / np.maximum(own + lent, 1e-9), n_r / np.maximum(own + lent, 1e-9))
-        moving = np.where(total > 0, (own * share - self._own_r) * min(1.0, dt / FOLLOW_S), 0.0)
-        lent_moving = np.where(total > 0, (lent * share - self._lent_r) * min(1.0, dt / FOLLOW_S), 0.0)
+        part = np.where(~self._flow.responses_over() | self._more_come, min(1.0, dt / FOLLOW_S), 1.0) * (total > 0)
+        moving, lent_moving = (own * share - self._own_r) * part, (lent * share - self._lent_r) * part
         self._own_r, self._own_g = self._own_r + moving, self._own_g - moving
         self._lent_r, self._lent_g = self._lent_r + lent_moving, self._lent_g - lent_moving
         to_r = moving + np.where(self._training.lent, lent_moving, 0.0)
-        for model, n, slots, leaving, left, joined in (
-            (self._r, n_r, self._own_r + self._lent_r, np.maximum(0.0, -to_r), self._debt_r, self._debt_g),
-            (self._g, n_g, self._own_g + self._lent_g, np.maximum(0.0, to_r), self._debt_g, self._debt_r),
+        for model, n, slots, leaving, left, way in (
+            (self._r, n_r, self._own_r + self._lent_r, np.maximum(0.0, -to_r), self._debt_r, self._way_g),
+            (self._g, n_g, self._own_g + self._lent_g, np.maximum(0.0, to_r), self._debt_g, self._way_r),
         ):
             batch = np.minimum(n / np.maximum(slots, 1e-9), model.batch_limit)
             left += model.prefill_s(leaving * batch)
-            joined += leaving * self._shift_s
+            way.begin(leaving, self._shift_s)
 
     def _left_s(self) -> Vector:
         """Slot-seconds of what the horizon left over."""
@@ -194,6 +197,25 @@ class Fluid:
         waiting_s = self._flow.responding() * self._g.backlog.new_prompt_tokens * self._g.prefill_s_per_token
         owed_s = waiting_s + self._debt_r + self._debt_g + self._fresh_r + self._fresh_g + self._training.left_s
         return np.asarray(tokens_r / self._r.peak_tokens_per_s + tokens_g / self._g.peak_tokens_per_s + owed_s)
+
+
+class _Way:
+    """Slots on their way to a role: they serve nobody. All arrays are [candidates]."""
+
+    def __init__(self, candidates: int) -> None:
+        self._slots, self._left_s = np.zeros(candidates), np.zeros(candidates)
+        """Those under way, and slot-seconds until all are there."""
+
+    def begin(self, slots: Vector, shift_s: float) -> None:
+        self._slots, self._left_s = self._slots + slots, self._left_s + slots * shift_s
+
+    def pass_by(self, dt: float) -> Vector:
+        """Slots that are under way, on average over the next ``dt`` seconds; those that set out one by one arrive
+        together, after the same time in the mean."""
+        spent_s = np.minimum(self._left_s, self._slots * dt)
+        self._left_s = self._left_s - spent_s
+        self._slots = np.where(self._left_s > 1e-9, self._slots, 0.0)
+        return np.asarray(spent_s / dt)
 
 
 def _pay(debt_s: Vector, slots: Vector, dt: float) -> tuple[Vector, Vector]:

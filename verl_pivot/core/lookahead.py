@@ -89,7 +89,8 @@ class LookaheadPlanner:
         options = options_of(snapshot, self.settings, suggested, held=bool(held))
         if len(options) == 1:
             return Plan((), f"no shift, because {waits or held or 'no slot may change role now'}")
-        return self._choose(snapshot, roles, options)
+        chosen = self._choose(snapshot, roles, options)
+        return suggested if waits and not chosen.shifts else chosen
 
     def _why_training_waits(self, snapshot: Snapshot, roles: Mapping[Role, RoleModel]) -> str:
         """Why training is better served once all its batches are ready; empty when it gets its lent slots now."""

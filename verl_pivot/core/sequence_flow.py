@@ -7,97 +7,136 @@ sequence ends when its role's progress passes its own mark; marks and progress d
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from verl_pivot.core.backlog import Backlog, GroupBacklog, Mask, Vector
 
+Places = NDArray[np.intp]
+
 _COHORTS = 4
 """Versions in one projection that may let new prompts in."""
+_LEAST = 1e-9
+"""Sequences; less is rounding."""
 
 
 class SequenceFlow:
-    """All arrays are [candidates] or [candidates, columns]. Columns are responses, judgements, responses that are still
-    to come, and the members that groups wait for; the latter have no weight of their own."""
+    """All arrays are [candidates] or [candidates, columns]. Columns are what is known at first, sorted by what it has
+    left in rollout (responses, judgements, and the members that groups wait for, which have no weight of their own);
+    after them come the responses of each cohort, which begin with a new version."""
 
     def __init__(
         self, rollout: Backlog, genrm: Backlog, groups: GroupBacklog, arrivals: float, candidates: int
     ) -> None:
         """``arrivals``: responses that a new version lets in."""
-        count, judging, new = len(rollout.remaining_tokens), len(genrm.remaining_tokens), len(rollout.new_tokens)
-        self._new = np.tile(rollout.new_tokens, _COHORTS)
-        coming = len(self._new) if arrivals else 0
-        respond = np.concatenate(
-            [
-                rollout.remaining_tokens,
-                np.full(judging, -1.0),
-                np.full(coming, np.inf),
-                groups.rollout_tokens,
-            ]
-        )
-        self._judge = np.concatenate(
-            [
-                _shuffled(genrm.new_tokens, count),
-                genrm.remaining_tokens,
-                _shuffled(genrm.new_tokens, coming),
-                groups.genrm_tokens,
-            ]
-        )
-        self._weight = np.concatenate(
-            [
-                np.full(count, rollout.weight),
-                np.full(judging, genrm.weight),
-                np.full(coming, arrivals / max(1, new)),
-                np.zeros(len(groups.rollout_tokens)),
-            ]
-        )
-        self._coming = slice(count + judging, count + judging + coming)
-        self._grouped = slice(count + judging + coming, len(respond))
-        self._group_weight, self._due = groups.weight, np.flatnonzero(groups.due) + self._grouped.start
-        self._respond = np.tile(respond, (candidates, 1))
-        self._ends = np.where(self._respond < 0, self._judge, np.inf)
+        self._new = rollout.new_tokens if arrivals else np.empty(0)
+        self._cohort = arrivals if len(self._new) else 0.0
+        self._lay_out(rollout, genrm, groups)
+        known, first = len(self._respond), int(np.searchsorted(self._respond, 0.0))
+        self._ends = np.full((candidates, len(self._judge)), np.inf)
         """Progress of genrm at which each is judged; infinite while it is not there."""
-        self._let_in = np.zeros(candidates, dtype=int)
+        self._ends[:, :first] = self._judge[:first]
+        self._arrived = np.zeros((candidates, 1 + _COHORTS), dtype=int)
+        """Columns that are through with rollout: of those known at first, and of each cohort."""
+        self._arrived[:, 0] = first
+        self._began = np.full((candidates, _COHORTS), np.inf)
+        """Progress of rollout at which each cohort came; infinite before."""
         self.rollout_progress, self.genrm_progress = np.zeros(candidates), np.zeros(candidates)
+        weight = self._counted[:known, 0]
+        self._responding = np.full(candidates, weight[first:].sum())
+        self._come = np.full(candidates, weight[:first].sum())
+        """Sequences that have come to genrm, judged ones among them."""
+        self._count_over()
+
+    def _lay_out(self, rollout: Backlog, genrm: Backlog, groups: GroupBacklog) -> None:
+        """What each column is, the same for all candidates."""
+        count, judging, grouped = len(rollout.remaining_tokens), len(genrm.remaining_tokens), len(groups.rollout_tokens)
+        coming = _COHORTS * len(self._new)
+        respond = np.concatenate([rollout.remaining_tokens, np.full(judging, -1.0), groups.rollout_tokens])
+        order = np.argsort(respond, kind="stable")
+        self._respond = respond[order]
+        """Tokens that each of those known at first has left in rollout; negative: it is being judged."""
+        judge = np.concatenate([_shuffled(genrm.new_tokens, count), genrm.remaining_tokens, groups.genrm_tokens])
+        self._judge = np.concatenate([judge[order], _shuffled(genrm.new_tokens, coming)])
+        self._counted = np.zeros((len(respond) + coming, 3))
+        """What a column counts for: sequences, groups, groups that are due."""
+        self._counted[: len(order), 0] = np.repeat([rollout.weight, genrm.weight, 0.0], [count, judging, grouped])[
+            order
+        ]
+        self._counted[len(order) :, 0] = self._cohort / max(1, len(self._new))
+        self._counted[: len(order), 1] = groups.weight * (order >= count + judging)
+        self._counted[: len(order), 2] = np.concatenate([np.zeros(count + judging), groups.due])[order]
 
     def responding(self) -> Vector:
         """Sequences in rollout."""
-        return np.asarray((self._respond > self.rollout_progress[:, None]) * np.isfinite(self._respond) @ self._weight)
+        return np.where(self._responding > _LEAST, self._responding, 0.0)
 
     def judging(self) -> Vector:
         """Sequences in genrm."""
-        return np.asarray((self._ends > self.genrm_progress[:, None]) * np.isfinite(self._ends) @ self._weight)
+        left = self._come - self._over[:, 0]
+        return np.where(left > _LEAST, left, 0.0)
 
     def ready(self) -> Vector:
         """Groups that have become ready since the projection began."""
-        ended = self._ends[:, self._grouped] <= self.genrm_progress[:, None]
-        return np.asarray(ended.sum(axis=1) * self._group_weight)
+        return np.asarray(self._over[:, 1])
+
+    def responses_over(self) -> Mask:
+        """Nothing known at first is left in rollout, and no group waits for it."""
+        return np.asarray(self._arrived[:, 0] == len(self._respond))
+
+    def groups_left(self) -> Mask:
+        """Some of the groups known at first are not ready."""
+        return np.asarray(self._over[:, 1] < self._counted[:, 1].sum() - 1e-6)
 
     def due_are_ready(self) -> Mask:
         """No group that is due is missing."""
-        return np.asarray((self._ends[:, self._due] <= self.genrm_progress[:, None]).all(axis=1))
+        return np.asarray(self._over[:, 2] > self._counted[:, 2].sum() - 0.5)
 
     def advance(self, rollout_tokens: Vector, genrm_tokens: Vector) -> Vector:
         """Every response gains ``rollout_tokens`` and every judgement ``genrm_tokens``; returns how many responses
         end, all with weight."""
         began, judged = self.rollout_progress, self.genrm_progress
         self.rollout_progress, self.genrm_progress = began + rollout_tokens, judged + genrm_tokens
-        arrived = (self._respond <= self.rollout_progress[:, None]) & np.isinf(self._ends)
-        row, column = np.nonzero(arrived)
-        if not len(row):
-            return np.zeros(len(began))
-        # It is judged for the rest of the time step only.
-        share = np.clip((self._respond[row, column] - began[row]) / np.maximum(rollout_tokens[row], 1e-9), 0.0, 1.0)
-        self._ends[row, column] = judged[row] + share * genrm_tokens[row] + self._judge[column]
-        return np.asarray(np.bincount(row, self._weight[column], minlength=len(began)), dtype=np.float64)
+        row, column, ends = self._arrivals()
+        ended = np.zeros(len(began))
+        if len(row):
+            # It is judged for the rest of the time step only.
+            share = np.clip((ends - began[row]) / np.maximum(rollout_tokens[row], 1e-9), 0.0, 1.0)
+            self._ends[row, column] = judged[row] + share * genrm_tokens[row] + self._judge[column]
+            ended[:] = np.bincount(row, self._counted[column, 0], minlength=len(began))
+            self._responding, self._come = self._responding - ended, self._come + ended
+        self._count_over()
+        return ended
+
+    def _arrivals(self) -> tuple[Places, Places, Vector]:
+        """Candidate and column of what is through with rollout by now, and was not before; and at which progress."""
+        size, known = len(self._new), len(self._respond)
+        to = np.zeros_like(self._arrived)
+        to[:, 0] = np.searchsorted(self._respond, self.rollout_progress, side="right")
+        if size:
+            to[:, 1:] = np.searchsorted(self._new, self.rollout_progress[:, None] - self._began, side="right")
+        counts, first = (to - self._arrived).ravel(), self._arrived.ravel()
+        self._arrived = to
+        part = np.repeat(np.arange(len(counts)), counts)
+        within = np.arange(len(part)) + (first - np.cumsum(counts) + counts)[part]
+        row, cohort = np.divmod(part, 1 + _COHORTS)
+        column = np.where(cohort > 0, known + (cohort - 1) * size + within, within)
+        ends = np.empty(len(part))
+        new = cohort > 0
+        ends[~new] = self._respond[within[~new]]
+        ends[new] = self._began[row[new], cohort[new] - 1] + self._new[within[new]]
+        return row, column, ends
+
+    def _count_over(self) -> None:
+        """By now are judged: sequences, groups, groups that are due [candidates, 3]."""
+        self._over = (self._ends <= self.genrm_progress[:, None]).astype(np.float64) @ self._counted
 
     def let_in(self, where: Mask) -> None:
         """New prompts come."""
-        size = (self._coming.stop - self._coming.start) // _COHORTS
-        if not size:
-            return
-        for row in np.flatnonzero(where & (self._let_in < _COHORTS)):
-            first = self._coming.start + self._let_in[row] * size
-            self._respond[row, first : first + size] = self.rollout_progress[row] + self._new[:size]
-            self._let_in[row] += 1
+        cohort = np.isfinite(self._began).sum(axis=1)
+        rows = np.flatnonzero(where & (cohort < _COHORTS))
+        if self._cohort and len(rows):
+            self._began[rows, cohort[rows]] = self.rollout_progress[rows]
+            self._responding[rows] += self._cohort
 
     def last_share(self, genrm_tokens: Vector) -> Vector:
         """Of the time step that has just passed, the part after which the last sequence had ended."""
@@ -107,10 +146,14 @@ class SequenceFlow:
 
     def tokens_left(self) -> tuple[Vector, Vector]:
         """Tokens of rollout, and of genrm, that are still to generate."""
-        known = np.isfinite(self._respond)
-        rollout = np.where(known, self._respond - self.rollout_progress[:, None], 0.0)
-        genrm = np.where(np.isfinite(self._ends), self._ends - self.genrm_progress[:, None], self._judge) * known
-        return np.asarray(np.maximum(rollout, 0.0) @ self._weight), np.asarray(np.maximum(genrm, 0.0) @ self._weight)
+        known = np.broadcast_to(self._respond, (len(self._began), len(self._respond)))
+        coming = (self._began[:, :, None] + self._new).reshape(len(known), -1)
+        respond = np.concatenate([known, coming], axis=1)
+        begun = np.isfinite(respond)
+        rollout = np.where(begun, respond - self.rollout_progress[:, None], 0.0)
+        genrm = np.where(np.isfinite(self._ends), self._ends - self.genrm_progress[:, None], self._judge) * begun
+        weight = self._counted[:, 0]
+        return np.asarray(np.maximum(rollout, 0.0) @ weight), np.asarray(np.maximum(genrm, 0.0) @ weight)
 
 
 def _shuffled(values: Vector, count: int) -> Vector:
