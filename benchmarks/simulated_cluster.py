@@ -4,8 +4,9 @@
     python benchmarks/simulated_cluster.py --pairs 1  # the first pair alone
 
 Costs are the published decode costs for H20; lengths are ours (``WORKLOADS``), since none are published. Every
-deployment is shown at the best split of its slots (the look-ahead planner at that of the harmonic rule), and those with
-pools also at a split like the published ones (half of the slots train, the rest is shared evenly). Writes
+deployment is shown at the best split of its slots that a search finds (those that shift also look at the best fixed
+one, the look-ahead planner also at that of the harmonic rule), and those with pools also at a split like the published
+ones (half of the slots train, the rest is shared evenly). Writes
 ``benchmarks/results/simulated_cluster.json``.
 """
 
@@ -32,7 +33,7 @@ from verl_pivot.sim.deployments import Deployment, Split  # noqa: E402
 from verl_pivot.sim.models import CostFile  # noqa: E402
 from verl_pivot.sim.result import SimResult, simulate  # noqa: E402
 from verl_pivot.sim.scenario import Scenario  # noqa: E402
-from verl_pivot.sim.search import best_split  # noqa: E402
+from verl_pivot.sim.search import SHIFTING, best_split  # noqa: E402
 from verl_pivot.sim.workload import LengthSpec, Workload  # noqa: E402
 
 GPUS, GPU = 128, "H20"
@@ -71,10 +72,9 @@ def results_of(scenario: Scenario, tries: int) -> Iterator[tuple[str, SimResult]
     warmup, steps = 2 * bunch, 2 * bunch + max(4, 2 * bunch)
     best: dict[Deployment, Split] = {}
     for deployment in Deployment:
-        if deployment is Deployment.LOOKAHEAD:
-            best[deployment] = best[Deployment.HARMONIC]
-        else:
-            best[deployment] = best_split(scenario, deployment, tries=tries, steps=steps)
+        known = [best[d] for d in (Deployment.HARMONIC, Deployment.DISAGGREGATED) if d in best]
+        also = known if deployment in SHIFTING else []
+        best[deployment] = best_split(scenario, deployment, tries=tries, steps=warmup + bunch, also=also)
         splits = {"best": best[deployment]}
         if deployment is not Deployment.COLOCATED:
             splits["published-like"] = published_like(scenario.slots)

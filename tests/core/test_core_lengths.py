@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from verl_pivot.core.lengths import LEVELS, LengthPredictor
-from verl_pivot.core.prompt_effects import Evidence, Spread, for_one, leave_one_out
+from verl_pivot.core.prompt_effects import Evidence, Spread, by_siblings, leave_one_out
 from verl_pivot.core.survival import SurvivalCurve
 
 MAX_TOKENS = 8000
@@ -157,7 +157,7 @@ def test_survival_curve_of_a_known_distribution() -> None:
 @pytest.mark.parametrize("running", [0, 1, 7])
 @pytest.mark.parametrize("ended", [[], [5.0], [7.5, 8.0, 9.0]])
 def test_one_sequence_is_expected_as_many_are(running: int, ended: list[float]) -> None:
-    """Plain floats against the arrays, which take the own part out to first order."""
+    """Left out from the start, against taken out of all to first order."""
     spread, level, prior = Spread(0.6, 0.5), 6.0, (0.2, 0.3)
     reached = np.linspace(4.0, 8.0, running + 1)
     evidence = Evidence(
@@ -168,8 +168,8 @@ def test_one_sequence_is_expected_as_many_are(running: int, ended: list[float]) 
     )
     many = leave_one_out(evidence, np.zeros(running + 1, dtype=np.int64), reached, level, spread)
     for own in range(running + 1):
-        others = [float(value) for at, value in enumerate(reached) if at != own]
-        mean, deviation = for_one(prior, ended, others, level, spread)
-        assert mean == pytest.approx(many.mean[own], abs=0.15) and deviation == pytest.approx(
-            many.deviation[own], rel=0.1
-        )
+        others = np.delete(reached, own) - level
+        nobody = np.zeros(running, dtype=np.int64)
+        one = by_siblings(evidence, nobody, others, np.array([spread.residual]))
+        assert level + one.mean[0] == pytest.approx(many.mean[own], abs=0.15)
+        assert one.deviation[0] == pytest.approx(many.deviation[own], rel=0.1)

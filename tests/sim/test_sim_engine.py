@@ -95,7 +95,7 @@ def test_evicted_sequences_keep_their_tokens_and_end_elsewhere() -> None:
     for key in range(4):
         first.submit(sequence(key, 100 * (key + 1)), 0.0)
     first.advance(0.3)
-    evicted = first.evict()
+    evicted = first.evict(0.3)
     assert first.sequences == 0 and math.isinf(first.next_event_s())
     assert all(0 < moved.generated_tokens < moved.total_tokens for moved in evicted)
     for moved in evicted:
@@ -103,6 +103,18 @@ def test_evicted_sequences_keep_their_tokens_and_end_elsewhere() -> None:
     run_to_end(second)
     assert first.counts.generated_tokens + second.counts.generated_tokens == 1000
     assert second.counts.recomputed_tokens == 4 * 10 + first.counts.generated_tokens
+
+
+def test_what_leaves_before_its_prefill_costs_nothing() -> None:
+    """Many sequences came at once, most of them go elsewhere before their turn: the others begin no later for it."""
+    busy, alone = (SimEngine(RoleCosts(COST, 1e-2, kv_tokens=10**6, max_sequences=64), 0.0) for _ in range(2))
+    alone.submit(sequence(0, 10), 0.0)
+    for key in range(40):
+        busy.submit(sequence(key, 10), 0.0)
+    busy.advance(0.05)
+    assert len(busy.evict(0.05, 39)) == 39
+    assert busy.next_event_s() == pytest.approx(alone.next_event_s())
+    assert busy.counts.prefill_tokens == alone.counts.prefill_tokens == 10
 
 
 def test_a_full_cache_preempts_the_youngest_and_nothing_is_lost() -> None:

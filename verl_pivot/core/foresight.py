@@ -11,9 +11,10 @@ from verl_pivot.core.role_model import RoleModel
 from verl_pivot.core.snapshot import INFERENCE_ROLES, LeaseState, Role, Snapshot
 from verl_pivot.core.training_flow import TrainModel
 
-HORIZON = 1.0
-"""Of the time that all known work would take, how far to look where there is always a next step. A shorter look feeds
-training from what rollout needs next, and does not see where everybody will wait for the last response of a step."""
+HORIZON = 0.7
+"""Of the time that all known work would take if slots were never idle, how far to look where there is always a next
+step; but at least until the longest sequence could have ended. A shorter look feeds training from what rollout needs
+next, and does not see where everybody will wait for the last response of a step."""
 _CONTEXT_TOKENS = 1000.0
 """Of a sequence, while none runs that shows it."""
 _BATCH_LIMIT = 256.0
@@ -71,19 +72,16 @@ def _evenly(snapshot: Snapshot) -> GroupBacklog:
 
 
 def horizon_s(snapshot: Snapshot, roles: Mapping[Role, RoleModel], train: TrainModel, least_s: float) -> float:
-    """Enough for all that is known to end (staleness 0), or for ``HORIZON`` of it; ``least_s`` at least."""
+    """Enough for all that is known to end (staleness 0), or for ``HORIZON`` of it and for the longest sequences;
+    ``least_s`` at least."""
     judge = roles[Role.GENRM]
     busy_s = roles[Role.ROLLOUT].backlog.sequences * judge.backlog.new_mean_tokens / judge.peak_tokens_per_s
     busy_s += sum(model.backlog.tokens / model.peak_tokens_per_s for model in roles.values())
     updates_s = (train.groups.groups + train.groups_ready) / train.groups_needed * train.update_s
+    tails_s = sum(model.tail_s for model in roles.values())
     if snapshot.staleness:
-        return max(least_s, HORIZON * (busy_s + updates_s * train.slots) / max(1, slot_count(snapshot)))
+        return max(least_s, tails_s, HORIZON * (busy_s + updates_s * train.slots) / max(1, slot_count(snapshot)))
     serving = sum(slot.effective_role in INFERENCE_ROLES for slot in snapshot.slots)
-    tails_s = 0.0
-    for model in roles.values():
-        if len(model.backlog.remaining_tokens):
-            alone_s = model.decode.step_latency_s(1, model.context_tokens)
-            tails_s += float(model.backlog.remaining_tokens[-1]) * alone_s
     return least_s / 2 + 1.5 * busy_s / max(1, serving) + tails_s + updates_s
 
 

@@ -8,7 +8,7 @@ the level of lengths at present, which drifts as training goes on. Sequences tha
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,15 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from verl_pivot.core.prompt_effects import (
-    Evidence,
-    Expected,
-    Spread,
-    SpreadEstimate,
-    for_new,
-    for_one,
-    leave_one_out,
-)
+from verl_pivot.core.ended_lengths import EndedLength, EndedLengths, Siblings
+from verl_pivot.core.prompt_effects import Evidence, Expected, Spread, SpreadEstimate, for_new, leave_one_out
 from verl_pivot.core.survival import SurvivalCurve
 
 Vector = NDArray[np.float64]
@@ -80,8 +73,7 @@ class LengthPredictor:
         self._groups: dict[Hashable, _Group] = {}
         self._history: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()
         """Prompt -> effect and its variance when last seen."""
-        self._ended: deque[tuple[int, float, float, bool]] = deque(maxlen=window)
-        """Birth number, log length, standardised residual, cut off at the budget."""
+        self._ended = EndedLengths(window)
         self._births = 0
         self._spread = SpreadEstimate(_ASSUMED)
         self._level = math.log(max(1.0, max_tokens / 4))
@@ -116,11 +108,16 @@ class LengthPredictor:
         length = math.log(max(1, tokens))
         group = self._groups[known.group]
         group.running.pop(sequence, None)
-        others = [math.log(max(1, self._sequences[other].tokens)) for other in group.running]
-        prior, spread = self._prior(group.prompt), self._spread.spread()
-        mean, deviation = for_one(prior, group.ended, others, self._level, spread)
+        siblings = Siblings(
+            self._prior(group.prompt),
+            len(group.ended),
+            sum(group.ended) - len(group.ended) * self._level,
+            [self._sequences[other].tokens for other in group.running],
+            self._level,
+            self._spread.spread().residual,
+        )
+        self._ended.add(known.birth, length, tokens >= self._max_tokens, siblings)
         del self._sequences[sequence]
-        self._ended.append((known.birth, length, (length - mean) / deviation, tokens >= self._max_tokens))
         group.ended.append(length)
         if len(group.ended) >= group.expected and not group.running:
             self._close(known.group)
@@ -234,19 +231,20 @@ class LengthPredictor:
         would be the short ones."""
         self._stale = 0
         oldest = self._births - self._window
-        recent = [entry for entry in self._ended if entry[0] > oldest] or list(self._ended)
+        ended = self._ended.all()
+        recent = [entry for entry in ended if entry.birth > oldest] or ended
         running = [name for name, known in self._sequences.items() if known.birth > oldest and known.tokens > 1]
         reached = np.log(np.array([self._sequences[name].tokens for name in running], dtype=np.float64))
         if len(recent) >= 8:
-            whole = np.array([length for _, length, _, cut in recent if not cut])
-            cut = np.array([length for _, length, _, is_cut in recent if is_cut])
+            whole = np.array([entry.length for entry in recent if not entry.cut])
+            cut = np.array([entry.length for entry in recent if entry.cut])
             self._level = _censored_mean(whole, np.concatenate([cut, reached]))
         z_running = np.empty(0)
         if running:
             expected = self._expected(running, reached)
             z_running = (reached - expected.mean) / expected.deviation
-        z_ended = np.array([z for _, _, z, cut in recent if not cut])
-        z_cut = np.array([z for _, _, z, cut in recent if cut])
+        z_ended = np.array([entry.z for entry in recent if not entry.cut])
+        z_cut = np.array([entry.z for entry in recent if entry.cut])
         self._curve = SurvivalCurve.fit(np.concatenate([_PRIOR_Z, z_ended]), np.concatenate([z_cut, z_running]))
 
     def state(self) -> dict[str, Any]:
@@ -256,7 +254,7 @@ class LengthPredictor:
             "level": self._level,
             "change": self._change,
             "births": self._births,
-            "ended": [list(entry) for entry in self._ended],
+            "ended": [list(entry) for entry in self._ended.all()],
             "history": [[prompt, *known] for prompt, known in self._history.items()],
         }
 
@@ -266,7 +264,7 @@ class LengthPredictor:
         self._level = float(state["level"])
         self._change = float(state["change"])
         self._births = int(state["births"])
-        self._ended.extend((int(b), float(y), float(z), bool(cut)) for b, y, z, cut in state["ended"])
+        self._ended.extend(EndedLength(int(b), float(y), float(z), bool(cut)) for b, y, z, cut in state["ended"])
         for prompt, effect, variance in state["history"]:
             key = tuple(prompt) if isinstance(prompt, list) else prompt  # JSON knows no tuples
             self._history[key] = (float(effect), float(variance))

@@ -18,8 +18,6 @@ Vector = NDArray[np.float64]
 Index = NDArray[np.int64]
 
 _NEWTON_STEPS = 5
-_ROOT_TWO = math.sqrt(2)
-_HALF_ROOT_TAU = math.sqrt(2 * math.pi) / 2
 
 
 @dataclass(frozen=True)
@@ -68,56 +66,49 @@ def leave_one_out(evidence: Evidence, group: Index, reached: Vector, level: floa
     The mode of a group's effect is found by Newton's method (the posterior is log-concave); a sequence's own
     contribution is taken out again to first order.
     """
-    residual = spread.residual
-    beyond = reached - level
-    effect = evidence.prior_mean.copy()
-    slope, bend = np.zeros_like(beyond), np.zeros_like(beyond)
-    for _ in range(_NEWTON_STEPS):
-        z = (beyond - effect[group]) / residual
-        hazard = np.exp(-0.5 * z * z - 0.5 * np.log(2 * np.pi) - log_ndtr(-z))
-        slope, bend = hazard / residual, np.maximum(hazard * (hazard - z), 1e-9) / residual**2
-        gradient = (evidence.prior_mean - effect) / evidence.prior_variance
-        gradient += (evidence.ended_sum - evidence.ended_count * effect) / residual**2
-        gradient += np.bincount(group, slope, len(effect))
-        curvature = 1 / evidence.prior_variance + evidence.ended_count / residual**2
-        curvature = curvature + np.bincount(group, bend, len(effect))
-        effect = effect + np.clip(gradient / curvature, -2.0, 2.0)
-    without = np.maximum(curvature[group] - bend, 1 / evidence.prior_variance[group])
-    mean = effect[group] - slope / without
-    return Expected(level + mean, np.sqrt(residual**2 + 1 / without))
+    modes = _modes(evidence, group, reached - level, np.full(len(evidence.prior_mean), spread.residual))
+    without = np.maximum(modes.curvature[group] - modes.bend, 1 / evidence.prior_variance[group])
+    mean = modes.effect[group] - modes.slope / without
+    return Expected(level + mean, np.sqrt(spread.residual**2 + 1 / without))
 
 
-def for_one(
-    prior: tuple[float, float], ended: list[float], others: list[float], level: float, spread: Spread
-) -> tuple[float, float]:
-    """Mean and deviation of one sequence's log length, by its siblings alone; in plain floats, for one is asked often.
+def by_siblings(evidence: Evidence, group: Index, beyond: Vector, residual: Vector) -> Expected:
+    """Expected log length over ``level`` of one further sequence of each group [groups], by its siblings alone.
 
     Args:
-        prior: mean and variance of the group's effect.
-        ended: log lengths of siblings that ended.
-        others: logarithms of the tokens that running siblings have, itself left out.
+        group: row in ``evidence`` of each running sibling [n].
+        beyond: logarithm of the tokens that each running sibling has, over the level [n].
+        residual: between responses of one prompt, when each group was looked at [groups].
     """
-    mean, variance = prior
-    square = spread.residual**2
-    effect, known = mean, sum(ended) - len(ended) * level
-    curvature = 1 / variance + len(ended) / square
-    for _ in range(_NEWTON_STEPS if others else 1):
-        gradient = (mean - effect) / variance + (known - len(ended) * effect) / square
-        curvature = 1 / variance + len(ended) / square
-        for reached in others:
-            z = (reached - level - effect) / spread.residual
-            hazard = _hazard(z)
-            gradient += hazard / spread.residual
-            curvature += max(hazard * (hazard - z), 1e-9) / square
-        effect += min(2.0, max(-2.0, gradient / curvature))
-    return level + effect, math.sqrt(square + 1 / curvature)
+    modes = _modes(evidence, group, beyond, residual)
+    return Expected(modes.effect, np.sqrt(residual**2 + 1 / modes.curvature))
 
 
-def _hazard(z: float) -> float:
-    """Of a standard normal."""
-    if z > 8:
-        return z + 1 / z - 2 / z**3
-    return math.exp(-0.5 * z * z) / (_HALF_ROOT_TAU * math.erfc(z / _ROOT_TWO))
+@dataclass(frozen=True, eq=False)
+class _Modes:
+    effect: Vector
+    """The likeliest effect of each group [groups]."""
+    curvature: Vector
+    """Precision of it [groups]."""
+    slope: Vector
+    """What each running sequence adds to the gradient [n], and to the curvature."""
+    bend: Vector
+
+
+def _modes(evidence: Evidence, group: Index, beyond: Vector, residual: Vector) -> _Modes:
+    effect, square, own = evidence.prior_mean.copy(), residual**2, residual[group]
+    slope, bend = np.zeros_like(beyond), np.zeros_like(beyond)
+    for _ in range(_NEWTON_STEPS):
+        z = (beyond - effect[group]) / own
+        hazard = np.exp(-0.5 * z * z - 0.5 * np.log(2 * np.pi) - log_ndtr(-z))
+        slope, bend = hazard / own, np.maximum(hazard * (hazard - z), 1e-9) / own**2
+        gradient = (evidence.prior_mean - effect) / evidence.prior_variance
+        gradient += (evidence.ended_sum - evidence.ended_count * effect) / square
+        gradient += np.bincount(group, slope, len(effect))
+        curvature = 1 / evidence.prior_variance + evidence.ended_count / square
+        curvature = curvature + np.bincount(group, bend, len(effect))
+        effect = effect + np.clip(gradient / curvature, -2.0, 2.0)
+    return _Modes(effect, curvature, slope, bend)
 
 
 def for_new(evidence: Evidence, group: Index, level: float, spread: Spread) -> Expected:
@@ -137,6 +128,7 @@ class SpreadEstimate:
         self._weight = 8.0
         self._within = self._weight * assumed.residual**2
         self._between = self._weight * assumed.effect**2
+        self._spread = assumed
 
     def add_group(self, deviations: Vector) -> None:
         """``deviations``: (log length - level) of all responses [n >= 2] of one group that is complete."""
@@ -149,14 +141,19 @@ class SpreadEstimate:
         self._weight = keep * self._weight + 1
         self._within = keep * self._within + within
         self._between = keep * self._between + between
+        self._update()
 
     def spread(self) -> Spread:
+        return self._spread
+
+    def _update(self) -> None:
         within = max(self._within / self._weight, 1e-4)
         between = max(self._between / self._weight, 0.02 * within)
-        return Spread(math.sqrt(between), math.sqrt(within))
+        self._spread = Spread(math.sqrt(between), math.sqrt(within))
 
     def state(self) -> list[float]:
         return [self._weight, self._within, self._between]
 
     def load(self, state: list[float]) -> None:
         self._weight, self._within, self._between = (float(value) for value in state)
+        self._update()

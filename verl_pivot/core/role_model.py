@@ -37,6 +37,12 @@ class RoleModel:
         added_s = cost.per_seq_s + cost.attn_s_per_token * self.context_tokens
         return added_s / max(1e-9, max(cost.floor_s, cost.base_s) + cost.attn_base_s)
 
+    @property
+    def tail_s(self) -> float:
+        """Until the longest sequence has ended, alone on a slot."""
+        left = self.backlog.remaining_tokens
+        return float(left[-1]) * self.decode.step_latency_s(1, self.context_tokens) if len(left) else 0.0
+
     def rate(self, sequences: Vector, slots: Vector) -> Vector:
         """Tokens a second that each of ``sequences`` sequences gets on ``slots`` slots; 0 where there is no slot."""
         batch = sequences / np.maximum(slots, 1e-9)

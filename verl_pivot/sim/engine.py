@@ -133,8 +133,9 @@ class SimEngine:
             self._sync(sequence)
         self._prefill(self._context_tokens, again=self._context_tokens, now_s=now_s)
 
-    def evict(self, sequences: int | None = None) -> list[SimSequence]:
-        """Take away all sequences, or ``sequences`` of them: those that wait, then the youngest."""
+    def evict(self, now_s: float, sequences: int | None = None) -> list[SimSequence]:
+        """Take away all sequences, or ``sequences`` of them: those that wait, then the youngest. Of their prefill, what
+        lies ahead of ``now_s`` is never done. ``advance(now_s)`` comes first."""
         wanted = self.sequences if sequences is None else min(sequences, self.sequences)
         taken: list[SimSequence] = []
         while self.waiting and len(taken) < wanted:
@@ -142,26 +143,33 @@ class SimEngine:
         if len(taken) < wanted:
             by_age = sorted(self._running, key=lambda entry: entry[2].order)
             kept = by_age[: len(by_age) - (wanted - len(taken))]
-            for _, _, sequence in by_age[len(kept) :]:
+            for _, _, sequence in reversed(by_age[len(kept) :]):
                 self._sync(sequence)
                 self._context_tokens -= sequence.context_tokens
+                self._skip_prefill(sequence.context_tokens * self.spec.prefill_s_per_token, now_s)
                 taken.append(sequence)
             self._running = kept
             heapq.heapify(self._running)
         return taken
 
     def close(self, now_s: float) -> list[SimSequence]:
-        """End the engine; returns all its sequences. Time that was booked ahead, for prefill or a pause that has not
-        passed, is taken back: most of what was prefilled last was never there."""
+        """End the engine; returns all its sequences. What was booked ahead, prefill or a pause, is taken back."""
         ahead_s = max(0.0, self._step_start_s - now_s)
         paused_s = min(ahead_s, self.counts.paused_s)
         self.counts.paused_s -= paused_s
-        if self.spec.prefill_s_per_token > 0 and self.counts.prefill_tokens:
-            tokens = min(self.counts.prefill_tokens, int((ahead_s - paused_s) / self.spec.prefill_s_per_token))
-            again = self.counts.recomputed_tokens * tokens // self.counts.prefill_tokens
-            self.counts.prefill_tokens -= tokens
-            self.counts.recomputed_tokens -= again
-        return self.evict()
+        self._step_start_s -= paused_s
+        self._skip_prefill(math.inf, now_s)
+        return self.evict(now_s)
+
+    def _skip_prefill(self, most_s: float, now_s: float) -> None:
+        """Prefill that was booked ahead, the latest of it up to ``most_s``, is not done after all."""
+        skipped_s = min(most_s, self._step_start_s - now_s)
+        if skipped_s <= 0 or not self.spec.prefill_s_per_token or not self.counts.prefill_tokens:
+            return
+        tokens = min(self.counts.prefill_tokens, int(skipped_s / self.spec.prefill_s_per_token))
+        self.counts.recomputed_tokens -= self.counts.recomputed_tokens * tokens // self.counts.prefill_tokens
+        self.counts.prefill_tokens -= tokens
+        self._step_start_s -= skipped_s
 
     def inside(self) -> list[SimSequence]:
         """All sequences, tokens up to date."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from verl_pivot.core.snapshot import Role
 from verl_pivot.sim.deployments import Deployment, Split
@@ -30,15 +30,21 @@ def first_guess(scenario: Scenario) -> Split:
     return Split(train, rollout, slots - train - rollout)
 
 
+SHIFTING = frozenset({Deployment.HARMONIC, Deployment.LOOKAHEAD})
+"""Deployments whose slots find their inference role on their own: only the slots that can train are worth a search."""
+
+
 def best_split(
     scenario: Scenario,
     deployment: Deployment,
     *,
     steps: int | None = None,
     tries: int = 24,
+    also: Iterable[Split] = (),
     on_try: Callable[[SimResult], None] | None = None,
 ) -> Split:
-    """Hill climbing from ``first_guess`` with ever smaller moves; at most ``tries`` runs."""
+    """Hill climbing with ever smaller moves, from the best of ``first_guess`` and ``also``; at most ``tries`` runs,
+    those splits among them."""
     # Steps come in bunches of staleness + 1, and the first bunch begins all at once: it says little.
     warmup = scenario.staleness + 1
     steps = steps or warmup + max(3, 2 * warmup)
@@ -60,10 +66,11 @@ def best_split(
                     on_try(result)
         return known[split]
 
-    best, stride = first_guess(scenario), max(1, scenario.slots // 12)
-    rate(best)
+    shifting = deployment in SHIFTING
+    starts = list(dict.fromkeys([first_guess(scenario), *also]))
+    best, stride = max(starts[:tries], key=rate), max(1, scenario.slots // (8 if shifting else 12))
     while len(known) < tries:
-        near = [split for split in _neighbours(best, stride, scenario.least_train_slots) if split not in known]
+        near = [s for s in _neighbours(best, stride, scenario.least_train_slots, shifting) if s not in known]
         # The first that is better will do: tries are dear, and what lies beyond it is likely better still.
         better = next((split for split in near[: tries - len(known)] if rate(split) > rate(best)), best)
         if better != best:
@@ -76,23 +83,30 @@ def best_split(
 
 
 def best_of(
-    scenario: Scenario, deployment: Deployment, steps: int, tries: int, split: Split | None = None
+    scenario: Scenario,
+    deployment: Deployment,
+    steps: int,
+    tries: int,
+    *,
+    split: Split | None = None,
+    also: Iterable[Split] = (),
 ) -> SimResult:
-    """``deployment`` at ``split``, or at the best one that ``tries`` runs find. Figures are of whole bunches of
-    staleness + 1 steps, ``steps`` at least: steps within a bunch are not alike."""
+    """``deployment`` at ``split``, or at the best one that ``tries`` runs find, ``also`` among them. Figures are of
+    whole bunches of staleness + 1 steps, ``steps`` at least: steps within a bunch are not alike."""
     bunch = scenario.staleness + 1
     warmup, measured = 2 * bunch, bunch * max(1, -(-steps // bunch))
-    best = split or best_split(scenario, deployment, tries=tries)
+    best = split or best_split(scenario, deployment, tries=tries, also=also)
     return simulate(scenario, deployment, best, steps=warmup + measured, warmup=warmup)
 
 
-def _neighbours(split: Split, stride: int, least_train: int) -> list[Split]:
-    """``stride`` slots more or fewer for training, at the cost of the others in proportion; then the same between
-    rollout and genrm. No pool becomes empty, or too small to train."""
+def _neighbours(split: Split, stride: int, least_train: int, shifting: bool) -> list[Split]:
+    """``stride`` slots more or fewer for training, at the cost of the others in proportion; then, unless slots go
+    between them anyway, the same between rollout and genrm. No pool becomes empty, or too small to train."""
     found = []
     for train in (split.train + stride, split.train - stride):
         rest = split.slots - train
         rollout = min(rest - 1, max(1, round(rest * split.rollout / (split.rollout + split.genrm))))
         found.append(Split(train, rollout, rest - rollout))
-    found += [Split(split.train, split.rollout + moved, split.genrm - moved) for moved in (stride, -stride)]
+    if not shifting:
+        found += [Split(split.train, split.rollout + moved, split.genrm - moved) for moved in (stride, -stride)]
     return [s for s in found if min(s.rollout, s.genrm) >= 1 and s.train >= max(1, least_train)]

@@ -140,7 +140,7 @@ class SimSlots:
         if slot.engine is None:
             return 0
         self._sync(slot)
-        taken = slot.engine.evict(count)
+        taken = slot.engine.evict(self._env.now, count)
         self._rearm(slot_id)
         self.routers[role].resubmit(taken)
         return len(taken)
