@@ -50,6 +50,10 @@ bench: env
 	PATH="$(abspath $(BIN)):$$PATH" python benchmarks/deployments_cpu.py --share 0.35 \
 	  --out benchmarks/results/deployments_cpu_share035.json
 	PATH="$(abspath $(BIN)):$$PATH" python benchmarks/simulator_fidelity.py
+	PATH="$(abspath $(BIN)):$$PATH" python benchmarks/simulated_cluster.py
+	PATH="$(abspath $(BIN)):$$PATH" python benchmarks/simulated_sensitivity.py
+	PATH="$(abspath $(BIN)):$$PATH" python benchmarks/simulated_random.py
+	PATH="$(abspath $(BIN)):$$PATH" python benchmarks/length_prediction.py
 	PATH="$(abspath $(BIN)):$$PATH" python benchmarks/render.py
 
 clean:

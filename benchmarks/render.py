@@ -259,6 +259,7 @@ def _cell(value: Any) -> str:
 _LAYOUTS: dict[str, Callable[[Document], str]] = {
     "deployments_cpu": _deployments,
     "simulated_cluster": lambda document: render_simulated.cluster(document, table),
+    "simulated_sensitivity": lambda document: render_simulated.sensitivity(document, table),
     "simulator_fidelity": lambda document: render_simulated.fidelity(document, table),
     "length_prediction": lambda document: render_simulated.lengths(document, table),
     "simulated_random": lambda document: render_simulated.random_workloads(document, table),

@@ -50,6 +50,29 @@ def cluster(document: Document, table: Table) -> str:
     return "\n\n".join(parts)
 
 
+def sensitivity(document: Document, table: Table) -> str:
+    """Gains of the harmonic rule, and of the planner that looks ahead, over what has a published range."""
+    published = document["published"]
+    response, judgement = document["assumed"]["response"], document["assumed"]["judgement"]
+    head = (
+        f"{document['policy']} judged by {document['judge']} on {document['gpus']} GPUs, staleness "
+        f"{document['staleness']}, every deployment at the same split, {document['rows'][0]['split']}. Assumed: "
+        f"responses of median {response['median_tokens']:g} tokens and sigma {response['sigma']:g}, judgements of "
+        f"median {judgement['median_tokens']:g} and sigma {judgement['sigma']:g}. Each row changes one assumption. "
+        "Gains of the harmonic rule / of the planner that looks ahead:"
+    )
+    rows = [
+        [
+            row["changed"],
+            *(f"{row[f'harmonic_over_{rival}']:.2f} / {row[f'lookahead_over_{rival}']:.2f}" for rival in published),
+            f"{row['harmonic_bound_fraction']:.2f} / {row['lookahead_bound_fraction']:.2f}",
+        ]
+        for row in document["rows"]
+    ]
+    rows.insert(0, ["*published*", *(f"{low:.2f} to {high:.2f}" for low, high in published.values()), ""])
+    return "\n\n".join([head, table(["changed", *(f"over `{rival}`" for rival in published), "of bound"], rows)])
+
+
 def _case(row: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(row[key] for key in _CASE)
 

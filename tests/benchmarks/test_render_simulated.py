@@ -7,6 +7,7 @@ from typing import Any
 from benchmarks import render
 from benchmarks.simulated_cluster import PAIRS, WORKLOADS, gains_of, published_like, row_of, scenario_of
 from benchmarks.simulated_random import summary
+from benchmarks.simulated_sensitivity import BASE, JUDGEMENT, RESPONSE, variants
 from verl_pivot.sim.deployments import Deployment, Split
 from verl_pivot.sim.ledger import Ledger
 from verl_pivot.sim.result import SimResult
@@ -77,3 +78,33 @@ def test_scenarios_of_all_pairs_are_possible() -> None:
         for workload in WORKLOADS.values():
             scenario = scenario_of(pair, workload, 2)
             assert published_like(scenario.slots).slots == scenario.slots
+
+
+def test_every_variant_changes_one_thing() -> None:
+    found = variants()
+    base = found.pop(BASE)
+    assert len(found) >= 10
+    for name, scenario in found.items():
+        changed = [field for field in vars(base) if getattr(scenario, field) != getattr(base, field)]
+        assert len(changed) == 1, name
+
+
+def test_a_sensitivity_page_has_both_planners_beside_what_is_published() -> None:
+    row = {"changed": BASE, "split": "16/8/8", "harmonic_bound_fraction": 0.5, "lookahead_bound_fraction": 0.6}
+    page = render.render(
+        {
+            "x.json": {
+                "benchmark": "simulated_sensitivity",
+                "simulated": True,
+                "policy": "p",
+                "judge": "j",
+                "gpus": 128,
+                "staleness": 2,
+                "assumed": {"response": vars(RESPONSE), "judgement": vars(JUDGEMENT)},
+                "published": {"colocated": [1.81, 2.05]},
+                "rows": [{**row, "harmonic_over_colocated": 1.5, "lookahead_over_colocated": 1.7}],
+            }
+        }
+    )
+    assert "| *published* | 1.81 to 2.05 |" in page and "| as assumed | 1.50 / 1.70 | 0.50 / 0.60 |" in page
+    assert "responses of median 3000 tokens and sigma 0.9" in page

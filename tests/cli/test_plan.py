@@ -61,7 +61,8 @@ def made(deployment: Deployment, tokens_per_s: float, staleness: int) -> SimResu
 def test_the_verdict_follows_the_gain() -> None:
     ours, rival = made(Deployment.HARMONIC, 120.0, 1), made(Deployment.ENABLE_SWITCH, 100.0, 1)
     worth = Answer({1: [ours, rival]}, ours, rival)
-    assert worth.is_worth_it and worth.words().startswith("Worth it: resource_shift with staleness 1 and slots 2/1/1")
+    assert worth.is_worth_it and worth.words().startswith("Worth it: resource_shift with planner.name=harmonic, ")
+    assert "staleness 1 and slots 2/1/1 (train/rollout/genrm) makes 1.20 times" in worth.words()
     even = replace(worth, best=replace(ours, tokens_per_s=101.0))
     assert even.words() == (
         "Leave it off: enable_switch (2/1/1) does as well (1.01 times as many tokens with resource_shift)."

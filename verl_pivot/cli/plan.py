@@ -57,6 +57,7 @@ def plan(
 
     try:
         from verl_pivot.sim.advice import COMPARED, answer, question_of
+        from verl_pivot.sim.comparison import runs_of
         from verl_pivot.sim.models import CostFile
 
         config, _ = compose_verl_config(overrides, config_name)
@@ -71,8 +72,8 @@ def plan(
         )
         asked = sorted(set(staleness or (0, 1)))
         with Progress(transient=True) as progress:
-            bar = progress.add_task("simulating", total=len(asked) * len(COMPARED) * (tries + 1))
-            found = answer(question, asked, tries=tries, steps=3, on_try=lambda: progress.advance(bar))
+            bar = progress.add_task("simulating", total=len(asked) * runs_of(COMPARED))
+            found = answer(question, asked, tries=tries, steps=3, on_run=lambda: progress.advance(bar))
     except ModuleNotFoundError as error:
         refuse(f"simulating needs {error.name}: pip install 'verl-pivot[sim]'")
     except (HydraException, OmegaConfBaseException, FileNotFoundError, ValueError, RuntimeError) as error:

@@ -101,30 +101,14 @@ def simulate(
 
 
 def _compare(scenario: Scenario, steps: int, tries: int) -> list[SimResult]:
-    """Each deployment at its best split, side by side on the cores there are; resource_shift comes last, with the
-    planner that looks ahead at the same split as with the harmonic rule."""
-    import os
-    from concurrent.futures import ProcessPoolExecutor, as_completed
-
     from rich.progress import Progress
 
+    from verl_pivot.sim.comparison import compare, runs_of
     from verl_pivot.sim.deployments import Deployment
-    from verl_pivot.sim.search import best_of
 
-    others = [each for each in Deployment if each not in (Deployment.HARMONIC, Deployment.LOOKAHEAD)]
-    found: dict[Deployment, SimResult] = {}
-    with ProcessPoolExecutor(min(len(Deployment), os.cpu_count() or 1)) as pool, Progress(transient=True) as progress:
-        bar = progress.add_task("simulating", total=len(Deployment))
-        # The longest first, and early enough for what depends on it.
-        harmonic = pool.submit(best_of, scenario, Deployment.HARMONIC, steps, tries)
-        running = {pool.submit(best_of, scenario, each, steps, tries): each for each in others}
-        running[harmonic] = Deployment.HARMONIC
-        split = harmonic.result().split
-        running[pool.submit(best_of, scenario, Deployment.LOOKAHEAD, steps, 1, split)] = Deployment.LOOKAHEAD
-        for future in as_completed(running):
-            found[running[future]] = future.result()
-            progress.advance(bar)
-    return [found[deployment] for deployment in Deployment]
+    with Progress(transient=True) as progress:
+        bar = progress.add_task("simulating", total=runs_of(tuple(Deployment)))
+        return compare(scenario, steps=steps, tries=tries, on_run=lambda: progress.advance(bar))
 
 
 def _ours(results: list[SimResult]) -> SimResult:

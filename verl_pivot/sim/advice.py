@@ -12,15 +12,23 @@ from typing import Any
 from verl_pivot.config.layout import has_judge, replica_gpus, total_gpus
 from verl_pivot.config.lookup import select
 from verl_pivot.sim.cluster import Cluster
+from verl_pivot.sim.comparison import compare
 from verl_pivot.sim.deployments import Deployment
 from verl_pivot.sim.models import CostFile
-from verl_pivot.sim.result import SimResult, simulate
-from verl_pivot.sim.search import best_split
+from verl_pivot.sim.result import SimResult
+from verl_pivot.sim.search import SHIFTING
 from verl_pivot.sim.workload import LengthSpec, Workload
 
 WORTH = 1.05
 """Throughput over the best without shifting from which it is worth the trouble."""
-COMPARED = (Deployment.COLOCATED, Deployment.DISAGGREGATED, Deployment.ENABLE_SWITCH, Deployment.HARMONIC)
+COMPARED = (
+    Deployment.COLOCATED,
+    Deployment.DISAGGREGATED,
+    Deployment.ENABLE_SWITCH,
+    Deployment.HARMONIC,
+    Deployment.LOOKAHEAD,
+)
+_PLANNERS = {Deployment.HARMONIC: "harmonic", Deployment.LOOKAHEAD: "lookahead"}
 _SIGMA, _CORRELATION = 0.9, 0.5
 _ROLLOUT, _JUDGE = "actor_rollout_ref.rollout", "reward.reward_model.rollout"
 
@@ -56,8 +64,9 @@ class Answer:
         rival = f"{self.rival.deployment} ({self.rival.split})"
         if self.is_worth_it:
             return (
-                f"Worth it: resource_shift with staleness {self.best.staleness} and slots {self.best.split} "
-                f"(train/rollout/genrm) makes {self.gain:.2f} times the tokens of {rival}, the best without."
+                f"Worth it: resource_shift with planner.name={_PLANNERS[self.best.deployment]}, staleness "
+                f"{self.best.staleness} and slots {self.best.split} (train/rollout/genrm) makes {self.gain:.2f} times "
+                f"the tokens of {rival}, the best without."
             )
         return f"Leave it off: {rival} does as well ({self.gain:.2f} times as many tokens with resource_shift)."
 
@@ -131,19 +140,14 @@ def answer(
     *,
     tries: int,
     steps: int,
-    on_try: Callable[[], None] = lambda: None,
+    on_run: Callable[[], None] = lambda: None,
 ) -> Answer:
-    """Simulate every deployment at its best split under each staleness. ``on_try``: called after each simulation."""
+    """Simulate every deployment at its best split under each staleness. ``on_run``: see ``compare``."""
     results: dict[int, list[SimResult]] = {}
     for staleness in stalenesses:
         scenario = question.cluster.scenario(question.workload, staleness=staleness)
-        warmup = 2 + 2 * staleness
-        results[staleness] = []
-        for deployment in COMPARED:
-            split = best_split(scenario, deployment, tries=tries, on_try=lambda _: on_try())
-            results[staleness].append(simulate(scenario, deployment, split, steps=warmup + steps, warmup=warmup))
-            on_try()
+        results[staleness] = compare(scenario, steps=steps, tries=tries, deployments=COMPARED, on_run=on_run)
     every = [result for found in results.values() for result in found]
-    best = max((r for r in every if r.deployment is Deployment.HARMONIC), key=lambda r: r.tokens_per_s)
-    others = [r for r in every if r.deployment is not Deployment.HARMONIC and r.staleness <= best.staleness]
+    best = max((r for r in every if r.deployment in SHIFTING), key=lambda r: r.tokens_per_s)
+    others = [r for r in every if r.deployment not in SHIFTING and r.staleness <= best.staleness]
     return Answer(results, best, max(others, key=lambda r: r.tokens_per_s))

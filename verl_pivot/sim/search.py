@@ -47,7 +47,7 @@ def best_split(
     those splits among them."""
     # Steps come in bunches of staleness + 1, and the first bunch begins all at once: it says little.
     warmup = scenario.staleness + 1
-    steps = steps or warmup + max(3, 2 * warmup)
+    steps = steps or warmup + max(3, warmup)
     if scenario.slots < 3:
         raise ValueError(f"{scenario.slots} slots cannot be split into three pools")
     if deployment is Deployment.COLOCATED:
@@ -67,7 +67,7 @@ def best_split(
         return known[split]
 
     shifting = deployment in SHIFTING
-    starts = list(dict.fromkeys([first_guess(scenario), *also]))
+    starts = list(dict.fromkeys([*also, first_guess(scenario)]))
     best, stride = max(starts[:tries], key=rate), max(1, scenario.slots // (8 if shifting else 12))
     while len(known) < tries:
         near = [s for s in _neighbours(best, stride, scenario.least_train_slots, shifting) if s not in known]
