@@ -4,10 +4,9 @@
     python benchmarks/simulated_cluster.py --pairs 1  # the first pair alone
 
 Costs are the published decode costs for H20; lengths are ours (``WORKLOADS``), since none are published. Every
-deployment is shown at the best split of its slots that a search finds (those that shift also look at the best fixed
-one, the look-ahead planner also at that of the harmonic rule), and those with pools also at a split like the published
-ones (half of the slots train, the rest is shared evenly). Writes
-``benchmarks/results/simulated_cluster.json``.
+deployment is shown at the best split of its slots that a search finds (that of the harmonic rule also looks at the best
+fixed one; the look-ahead planner has the choice of those two), and those with pools also at a split like the published
+ones (half of the slots train, the rest is shared evenly). Writes ``benchmarks/results/simulated_cluster.json``.
 """
 
 from __future__ import annotations
@@ -74,7 +73,8 @@ def results_of(scenario: Scenario, tries: int) -> Iterator[tuple[str, SimResult]
     for deployment in Deployment:
         known = [best[d] for d in (Deployment.HARMONIC, Deployment.DISAGGREGATED) if d in best]
         also = known if deployment in SHIFTING else []
-        best[deployment] = best_split(scenario, deployment, tries=tries, steps=warmup + bunch, also=also)
+        count = len(set(known)) if deployment is Deployment.LOOKAHEAD else tries
+        best[deployment] = best_split(scenario, deployment, tries=count, steps=warmup + bunch, also=also)
         splits = {"best": best[deployment]}
         if deployment is not Deployment.COLOCATED:
             splits["published-like"] = published_like(scenario.slots)

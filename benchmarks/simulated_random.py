@@ -2,6 +2,7 @@
 
     python benchmarks/simulated_random.py                # 200 workloads, about two hours of one core
     python benchmarks/simulated_random.py --cases 20     # the first 20 of them
+    python benchmarks/simulated_random.py --resume       # those that the result does not have yet
 
 Clusters of 8 to 256 GPUs, any of the published pairs, any tail, staleness 0 to 4; case ``n`` is drawn from seed ``n``.
 Both planners get the same two splits and count at the better one: the best found for the harmonic rule, and the best
@@ -126,14 +127,20 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=200)
+    parser.add_argument("--resume", action="store_true", help="keep the cases that the file has, add the others")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--out", type=Path, default=REPOSITORY / "benchmarks" / "results" / "simulated_random.json")
     options = parser.parse_args()
-    began_s, rows = time.perf_counter(), []
+    before = json.loads(options.out.read_text()) if options.resume and options.out.exists() else {}
+    rows, before_s = before.get("rows", []), before.get("computed_in_s", 0)
+    done = {row["seed"] for row in rows}
+    cases = [case for case in range(options.cases) if case not in done]
+    began_s, document = time.perf_counter(), before
     with ProcessPoolExecutor(options.processes) as pool:
-        for row in track(pool.map(play, range(options.cases)), "simulating", total=options.cases):
+        for row in track(pool.map(play, cases), "simulating", total=len(cases)):
             rows.append(row)
-            document = {**summary(rows), "computed_in_s": round(time.perf_counter() - began_s), "rows": rows}
+            computed_in_s = before_s + round(time.perf_counter() - began_s)
+            document = {**summary(rows), "computed_in_s": computed_in_s, "rows": rows}
             options.out.write_text(json.dumps(document, indent=1) + "\n")
     print({key: value for key, value in document.items() if key not in ("rows", "lost")})
     return 0

@@ -17,7 +17,7 @@ from core_cases import GENRM, INFERENCE, ROLLOUT
 from verl_pivot.core.backlog import Backlog, GroupBacklog
 from verl_pivot.core.cost_book import RoleCosts
 from verl_pivot.core.costs import DecodeCost, ShiftCosts
-from verl_pivot.core.evening import excess
+from verl_pivot.core.evening import Sequences, excess
 from verl_pivot.core.options import Option
 from verl_pivot.core.plan import Planner
 from verl_pivot.core.snapshot import Role, RoleDemand, SlotStatus, SlotView, Snapshot, TrainView
@@ -175,10 +175,12 @@ class World:
             return
         for role, queue in self.queue.items():
             engines = {at: slot.engine for at, slot in enumerate(self.slots) if slot.role is role and slot.engine}
-            running = sum(engine.running for engine in engines.values())
-            context = sum(engine.context_tokens for engine in engines.values()) / max(1, running)
+            spec, running = self.case.specs[role], max(1, sum(engine.running for engine in engines.values()))
+            context = sum(engine.context_tokens for engine in engines.values()) / running
+            prompts = sum(engine.prompt_tokens for engine in engines.values()) / running
+            each = Sequences(context, max(1.0, context - prompts), context * spec.prefill_s_per_token)
             counts = {at: engine.sequences for at, engine in engines.items()}
-            too_many = {} if queue else excess(counts, self.case.specs[role].decode, context)
+            too_many = {} if queue else excess(counts, spec.decode, each)
             for at, count in too_many.items():
                 self.evened_s = self.now_s
                 queue += engines[at].evict(count)

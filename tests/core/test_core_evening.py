@@ -7,7 +7,9 @@ from core_cases import COMPUTE_BOUND, LATENCY_BOUND
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_pivot.core.evening import excess
+from verl_pivot.core.evening import Sequences, excess
+
+EACH = Sequences(context_tokens=100.0, left_tokens=100.0)
 
 
 @pytest.mark.parametrize(
@@ -24,20 +26,27 @@ from verl_pivot.core.evening import excess
     ],
 )
 def test_the_fullest_give_to_the_emptiest(inflight: dict[int, int], moved: dict[int, int]) -> None:
-    assert excess(inflight, COMPUTE_BOUND, 100.0) == moved
+    assert excess(inflight, COMPUTE_BOUND, EACH) == moved
 
 
 def test_nothing_moves_where_a_smaller_batch_is_no_faster() -> None:
-    assert excess({0: 54, 1: 0}, LATENCY_BOUND, 100.0) == {}
+    assert excess({0: 54, 1: 0}, LATENCY_BOUND, EACH) == {}
 
 
 def test_nothing_moves_before_costs_are_known() -> None:
-    assert excess({0: 54, 1: 0}, None, 100.0) == {}
+    assert excess({0: 54, 1: 0}, None, EACH) == {}
+
+
+def test_nothing_moves_that_would_end_before_it_has_been_prefilled() -> None:
+    """The same batches: a move pays where much is left to generate, and costs where the prompt is most of it."""
+    inflight = {0: 40, 1: 0}
+    assert excess(inflight, COMPUTE_BOUND, Sequences(100.0, left_tokens=100.0, prefill_s=0.01)) == {0: 20}
+    assert excess(inflight, COMPUTE_BOUND, Sequences(100.0, left_tokens=2.0, prefill_s=0.5)) == {}
 
 
 @given(inflight=st.dictionaries(st.integers(0, 20), st.integers(0, 200), max_size=8))
 def test_no_slot_gives_more_than_its_excess_and_the_others_have_room(inflight: dict[int, int]) -> None:
-    moved = excess(inflight, COMPUTE_BOUND, 100.0)
+    moved = excess(inflight, COMPUTE_BOUND, EACH)
     if not moved:
         return
     even = -(-sum(inflight.values()) // len(inflight))
@@ -47,4 +56,4 @@ def test_no_slot_gives_more_than_its_excess_and_the_others_have_room(inflight: d
     after = {slot_id: inflight[slot_id] - moved.get(slot_id, 0) for slot_id in inflight}
     for _ in range(sum(moved.values())):  # each goes where fewest are, as admission has it
         after[min(after, key=lambda slot_id: after[slot_id])] += 1
-    assert not excess(after, COMPUTE_BOUND, 100.0), "once is enough"
+    assert not excess(after, COMPUTE_BOUND, EACH), "once is enough"

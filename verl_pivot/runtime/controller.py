@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from verl_pivot.config.schema import ResourceShiftConfig
-from verl_pivot.core.evening import excess
+from verl_pivot.core.evening import Sequences, excess
 from verl_pivot.core.plan import Planner
 from verl_pivot.core.snapshot import Role, SlotStatus, Snapshot
 from verl_pivot.observe.kinds import reason_class
@@ -306,10 +306,16 @@ class Controller:
                 continue
             given = admission.inflight()
             counts = {slot.slot_id: given.get(slot.slot_id, 0) for slot in serving}
-            too_many = excess(counts, self._monitor.decode_costs().get(role), self._monitor.context_tokens(role))
+            too_many = excess(counts, self._monitor.decode_costs().get(role), self._running_like(role))
             for slot_id, count in too_many.items():
                 self._evened_s[role] = now_s
                 self._executor.shed(self._table[slot_id], role, count)
+
+    def _running_like(self, role: Role) -> Sequences:
+        """What one running sequence is like, on average. Without lengths its prompt is not told from its answer."""
+        context, first_token_s = self._monitor.context_tokens(role), self._monitor.undelayed_first_token_s()
+        prompt = self._lengths.forecast.roles[role].prompt_tokens if self._lengths is not None else 0.0
+        return Sequences(context, max(1.0, context - prompt), first_token_s.get(role, 0.0))
 
     # ---- plumbing -----------------------------------------------------------------------------------------------
 

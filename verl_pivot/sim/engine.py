@@ -85,6 +85,11 @@ class SimEngine:
     def context_tokens(self) -> int:
         return self._context_tokens
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Of what runs."""
+        return sum(sequence.prompt_tokens for _, _, sequence in self._running)
+
     def has_room(self) -> bool:
         """A further sequence would run at once."""
         return not self.waiting and self.running < self.spec.max_sequences and self._fits(1024)

@@ -202,9 +202,8 @@ class Simulation:
             if router.queued:
                 continue
             counts = {slot_id: engine.sequences for slot_id, engine in router.engines.items()}
-            running = sum(engine.running for engine in router.engines.values())
-            context = sum(engine.context_tokens for engine in router.engines.values())
-            moves = excess(counts, self.slots.specs[role].decode, context / running if running else 0.0)
+            spec = self.slots.specs[role]
+            moves = excess(counts, spec.decode, router.running_like(spec.prefill_s_per_token))
             for slot_id, count in moves.items():
                 self._evened_s = self.env.now
                 self.slots.shed(role, slot_id, count)
