@@ -126,7 +126,7 @@ class World:
     def _move(self, slot: _Slot, target: Role) -> None:
         assert slot.engine is not None
         slot.engine.advance(self.now_s)
-        self.queue[slot.role] += slot.engine.evict()
+        self.queue[slot.role] += slot.engine.close(self.now_s)
         slot.engine, slot.role, slot.ready_s = None, target, self.now_s + SHIFT_S
 
     def _work_left(self) -> bool:
@@ -183,7 +183,7 @@ class World:
             too_many = {} if queue else excess(counts, spec.decode, each)
             for at, count in too_many.items():
                 self.evened_s = self.now_s
-                queue += engines[at].evict(count)
+                queue += engines[at].evict(self.now_s, count)
         self._hand_out()
 
     def _next_events(self) -> list[float]:
