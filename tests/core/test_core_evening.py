@@ -44,6 +44,12 @@ def test_nothing_moves_that_would_end_before_it_has_been_prefilled() -> None:
     assert excess(inflight, COMPUTE_BOUND, Sequences(100.0, left_tokens=2.0, prefill_s=0.5)) == {}
 
 
+def test_what_begins_again_moves_only_while_it_has_little_to_lose() -> None:
+    inflight = {0: 40, 1: 0}
+    assert excess(inflight, COMPUTE_BOUND, Sequences(100.0, left_tokens=100.0, lost_tokens=20.0)) == {0: 20}
+    assert excess(inflight, COMPUTE_BOUND, Sequences(100.0, left_tokens=100.0, lost_tokens=900.0)) == {}
+
+
 @given(inflight=st.dictionaries(st.integers(0, 20), st.integers(0, 200), max_size=8))
 def test_no_slot_gives_more_than_its_excess_and_the_others_have_room(inflight: dict[int, int]) -> None:
     moved = excess(inflight, COMPUTE_BOUND, EACH)

@@ -14,6 +14,7 @@ from verl_pivot.core.backlog import MAX_VALUES, Backlog, GroupBacklog
 from verl_pivot.core.costs import DecodeCost, ShiftCosts
 from verl_pivot.core.fluid import Candidates, Fluid, Projection
 from verl_pivot.core.lookahead import LookaheadPlanner
+from verl_pivot.core.options import again_s
 from verl_pivot.core.plan import Plan
 from verl_pivot.core.role_model import RoleModel
 from verl_pivot.core.settings import PlannerSettings
@@ -196,6 +197,25 @@ def test_moving_must_pay_for_what_it_cuts_off() -> None:
     cheap = LookaheadPlanner(SETTINGS).plan(view(slots, *work))
     dear = LookaheadPlanner(SETTINGS).plan(view(slots, *work, prefill_s_per_token={ROLLOUT: 0.05, GENRM: 0.05}))
     assert cheap.shifts and dear.is_empty
+
+
+def test_requests_that_begin_again_pay_for_what_they_had_generated() -> None:
+    judge = slot(0, GENRM, 10)  # 100 tokens in each, ten a second for each
+    judge = replace(judge, load=replace(judge.load, context_tokens=3000))
+    goes_on = view([judge, slot(1, ROLLOUT)], backlog(10, 100.0), backlog(10, 100.0))
+    again = replace(goes_on, begins_again=frozenset({GENRM}))
+    assert again_s(goes_on, judge) == pytest.approx(0.03)
+    assert again_s(again, judge) == pytest.approx(0.03 + (3000 - 10 * 100) / 100)
+    assert again_s(again, slot(1, ROLLOUT, 10)) == again_s(goes_on, slot(1, ROLLOUT, 10))
+
+
+def test_judges_that_would_begin_again_stay_where_others_would_move() -> None:
+    """The same imbalance: judgements that take their tokens along, and such that lose them."""
+    slots = [slot(n, GENRM if n < 6 else ROLLOUT, 20 if n < 6 else 60, can_host=INFERENCE) for n in range(8)]
+    slots = [replace(s, load=replace(s.load, context_tokens=4000 * s.load.running)) for s in slots]
+    goes_on = view(slots, backlog(240, 6000.0, 4000.0), backlog(60, 500.0))
+    assert LookaheadPlanner(SETTINGS).plan(goes_on).shifts
+    assert LookaheadPlanner(SETTINGS).plan(replace(goes_on, begins_again=frozenset({GENRM}))).is_empty
 
 
 def test_without_predicted_work_it_is_the_harmonic_rule() -> None:

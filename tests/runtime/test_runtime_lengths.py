@@ -76,6 +76,7 @@ def test_sequences_are_followed_through_queues_and_moves() -> None:
         assert snapshot.backlog[ROLLOUT].sequences == pytest.approx(10), "running and queued"
         assert snapshot.groups is not None
         assert snapshot.batch_limit[ROLLOUT] == 8
+        assert snapshot.begins_again == {GENRM}
         planner.wanted[0] = GENRM
         controller.poke()
         await asyncio.sleep(5.0)

@@ -29,6 +29,8 @@ class Sequences:
     """That it will still generate; as many as it has so far is a fair guess."""
     prefill_s: float = 0.0
     """To compute it anew where it moves to."""
+    lost_tokens: float = 0.0
+    """That it has to generate again there."""
 
 
 def excess(inflight: Mapping[int, int], cost: DecodeCost | None, each: Sequences) -> dict[int, int]:
@@ -68,6 +70,8 @@ def _gain_s(
     share = sum(moves.values()) / sum(even - count for count in takers)
     for count in takers:
         come = (even - count) * share
-        slower_s = count * (step_s(count + come) - step_s(count)) + come * (step_s(count + come) - step_s(even))
-        gain_s -= slower_s * each.left_tokens + come * each.prefill_s * (count + come / 2)
+        then_s = step_s(count + come)
+        slower_s = count * (then_s - step_s(count)) + come * (then_s - step_s(even))
+        gain_s -= slower_s * each.left_tokens + come * each.lost_tokens * then_s
+        gain_s -= come * each.prefill_s * (count + come / 2)
     return gain_s

@@ -156,7 +156,7 @@ class Fluid:
             (self._g, self._lent_g, n_g, slots_g, self._debt_g),
         ):
             running = np.minimum(n * lent / np.maximum(slots, 1e-9), lent * model.batch_limit)
-            debt += np.where(where, model.prefill_s(running), 0.0)
+            debt += np.where(where, model.again_s(running), 0.0)
 
     def _slots(self, now_s: float, dt: float, n_r: Vector, n_g: Vector) -> tuple[Vector, Vector]:
         """Slots of either role."""
@@ -188,7 +188,7 @@ class Fluid:
             (self._g, n_g, self._own_g + self._lent_g, np.maximum(0.0, to_r), self._debt_g, self._way_r),
         ):
             batch = np.minimum(n / np.maximum(slots, 1e-9), model.batch_limit)
-            left += model.prefill_s(leaving * batch)
+            left += model.again_s(leaving * batch)
             way.begin(leaving, self._shift_s)
 
     def _left_s(self) -> Vector:

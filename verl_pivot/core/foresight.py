@@ -30,12 +30,15 @@ def role_models(snapshot: Snapshot) -> dict[Role, RoleModel] | None:
         serving = snapshot.serving(role)
         running = sum(slot.load.running for slot in serving)
         held = sum(slot.load.context_tokens for slot in serving)
+        context = held / running if running else _CONTEXT_TOKENS
+        lost = max(0.0, context - snapshot.backlog[role].new_prompt_tokens) if role in snapshot.begins_again else 0.0
         models[role] = RoleModel(
             snapshot.decode[role],
-            held / running if running else _CONTEXT_TOKENS,
+            context,
             snapshot.batch_limit.get(role, _BATCH_LIMIT),
             snapshot.prefill_s_per_token.get(role, 0.0),
             snapshot.backlog[role],
+            lost,
         )
     return models
 

@@ -82,7 +82,9 @@ def _donors(snapshot: Snapshot, settings: PlannerSettings, target: Role) -> list
         least = dict.fromkeys(least, 0)
     spare = {role: counts[role] - max(least[role], settings.floor(role)) for role in Role}
     able = []
-    for slot in sorted(donors.movable(snapshot, target), key=lambda s: (s.load.context_tokens, s.slot_id)):
+    for slot in sorted(
+        donors.movable(snapshot, target), key=lambda s: (again_s(snapshot, s), s.load.context_tokens, s.slot_id)
+    ):
         if spare[slot.role] > 0 and not donors.immunity_left_s(snapshot, settings, slot):
             spare[slot.role] -= 1
             able.append(slot)
@@ -90,9 +92,18 @@ def _donors(snapshot: Snapshot, settings: PlannerSettings, target: Role) -> list
 
 
 def move_cost_s(snapshot: Snapshot, slot: SlotView, target: Role) -> float:
-    """Slot-seconds that one shift costs: its dead time and the prefill of what it cuts off."""
-    prefill_s = slot.load.context_tokens * snapshot.prefill_s_per_token.get(slot.role, 0.0)
-    return snapshot.shift_costs.seconds(slot.role, target) + prefill_s
+    """Slot-seconds that one shift costs: its dead time, and to compute again what it cuts off."""
+    return snapshot.shift_costs.seconds(slot.role, target) + again_s(snapshot, slot)
+
+
+def again_s(snapshot: Snapshot, slot: SlotView) -> float:
+    """Slot-seconds that it takes elsewhere to come to where the sequences of ``slot`` are: prefill, and where requests
+    begin again also the tokens that are lost."""
+    seconds = slot.load.context_tokens * snapshot.prefill_s_per_token.get(slot.role, 0.0)
+    if slot.role in snapshot.begins_again and slot.load.tokens_per_s > 0:
+        prompts = slot.load.running * snapshot.backlog[slot.role].new_prompt_tokens
+        seconds += max(0.0, slot.load.context_tokens - prompts) / slot.load.tokens_per_s
+    return seconds
 
 
 def _counts(most: int) -> list[int]:
@@ -142,7 +153,7 @@ def _row(snapshot: Snapshot, option: Option, own: dict[Role, int], lent: dict[Ro
     shift_s, debt_s = 0.0, dict.fromkeys(Role, 0.0)
     for slot, target in option.moves:
         seconds = snapshot.shift_costs.seconds(slot.role, target)
-        debt_s[slot.role] += slot.load.context_tokens * snapshot.prefill_s_per_token.get(slot.role, 0.0)
+        debt_s[slot.role] += again_s(snapshot, slot)
         if Role.TRAIN in slot.can_host:
             lent[slot.role] -= 1
             lent[target] += 1

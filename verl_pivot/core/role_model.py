@@ -24,6 +24,8 @@ class RoleModel:
     """Sequences that a slot runs at a time."""
     prefill_s_per_token: float
     backlog: Backlog
+    lost_tokens: float = 0.0
+    """That a running sequence has to generate again when it is cut off."""
 
     @property
     def peak_tokens_per_s(self) -> float:
@@ -54,5 +56,9 @@ class RoleModel:
         return np.where(slots > 1e-6, share / latency_s, 0.0)
 
     def prefill_s(self, sequences: Vector) -> Vector:
-        """Slot-seconds in which ``sequences`` running ones are computed anew."""
+        """Slot-seconds in which ``sequences`` running ones are prefilled anew."""
         return sequences * self.context_tokens * self.prefill_s_per_token
+
+    def again_s(self, sequences: Vector) -> Vector:
+        """Slot-seconds until ``sequences`` running ones that were cut off are where they were."""
+        return self.prefill_s(sequences) + sequences * self.lost_tokens / self.peak_tokens_per_s

@@ -153,6 +153,8 @@ class Snapshot:
     """Sequences that one slot runs at a time, by inference role, as memory and engine allow; absent where unknown."""
     staleness: int = 0
     """Versions that rollout may run ahead of training."""
+    begins_again: frozenset[Role] = frozenset()
+    """Roles whose requests lose what they have generated when a shift cuts them off."""
 
     def serving(self, role: Role) -> tuple[SlotView, ...]:
         """Slots that have ``role`` now (not shifting, not failed)."""

@@ -312,10 +312,12 @@ class Controller:
                 self._executor.shed(self._table[slot_id], role, count)
 
     def _running_like(self, role: Role) -> Sequences:
-        """What one running sequence is like, on average. Without lengths its prompt is not told from its answer."""
+        """What one running sequence is like, on average. Without lengths its prompt is not told from its answer.
+        A judgement that is moved begins again."""
         context, first_token_s = self._monitor.context_tokens(role), self._monitor.undelayed_first_token_s()
         prompt = self._lengths.forecast.roles[role].prompt_tokens if self._lengths is not None else 0.0
-        return Sequences(context, max(1.0, context - prompt), first_token_s.get(role, 0.0))
+        so_far = max(1.0, context - prompt)
+        return Sequences(context, so_far, first_token_s.get(role, 0.0), so_far if role is Role.GENRM else 0.0)
 
     # ---- plumbing -----------------------------------------------------------------------------------------------
 

@@ -78,6 +78,7 @@ class LengthWatch:
             groups=self.forecast.groups,
             prefill_s_per_token=self._prefill_s_per_token(monitor.undelayed_first_token_s()),
             batch_limit={role: self._batch_limit(role, monitor.loads(role)) for role in INFERENCE_ROLES},
+            begins_again=frozenset(role for role, ledger in self.ledgers.items() if not ledger.goes_on),
         )
 
     def _look(self, snapshot: Snapshot) -> None:
