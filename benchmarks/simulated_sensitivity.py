@@ -67,7 +67,7 @@ def play(variant: tuple[str, Scenario]) -> dict[str, Any]:
     bunch = scenario.staleness + 1
     split = published_like(scenario.slots)
     results = {
-        deployment: simulate(scenario, deployment, split, steps=4 * bunch, warmup=2 * bunch)
+        deployment: simulate(scenario, deployment, split, steps=6 * bunch, warmup=2 * bunch)
         for deployment in (*PUBLISHED, Deployment.HARMONIC, Deployment.LOOKAHEAD)
     }
     row: dict[str, Any] = {"changed": name, "split": str(split)}

@@ -45,6 +45,12 @@ def test_a_recipe_gets_a_verdict(recipe: list[str]) -> None:
         (["--gpu", "B300"], "no hardware named B300"),
         (["--costs", "nowhere.json"], "nowhere.json cannot be read"),
         (["trainer.no_such_thing=1"], "no_such_thing"),
+        (
+            ["actor_rollout_ref.actor.ppo_mini_batch_size=7"],
+            "ppo_mini_batch_size is 7: it must divide data.train_batch_s",
+        ),
+        (["--tries", "0"], "--tries is 0"),
+        (["--response-median", "0"], "--response-median is 0"),
     ],
 )
 def test_what_cannot_be_planned_is_named(recipe: list[str], more: list[str], said: str) -> None:
@@ -61,12 +67,30 @@ def made(deployment: Deployment, tokens_per_s: float, staleness: int) -> SimResu
 def test_the_verdict_follows_the_gain() -> None:
     ours, rival = made(Deployment.HARMONIC, 120.0, 1), made(Deployment.ENABLE_SWITCH, 100.0, 1)
     worth = Answer({1: [ours, rival]}, ours, rival)
-    assert worth.is_worth_it and worth.words().startswith("Worth it: resource_shift with planner.name=harmonic, ")
+    assert worth.is_worth_it and worth.words().startswith("Worth it: resource_shift with the harmonic planner, ")
     assert "staleness 1 and slots 2/1/1 (train/rollout/genrm) makes 1.20 times" in worth.words()
     even = replace(worth, best=replace(ours, tokens_per_s=101.0))
     assert even.words() == (
-        "Leave it off: enable_switch (2/1/1) does as well (1.01 times as many tokens with resource_shift)."
+        "Leave it off: enable_switch (2/1/1) at staleness 1 does as well; shifting makes 1.01 times as many tokens at "
+        "most, and is advised from 1.05 on."
     )
+
+
+def test_the_verdict_can_be_pasted() -> None:
+    ours, rival = made(Deployment.LOOKAHEAD, 120.0, 1), made(Deployment.ENABLE_SWITCH, 100.0, 1)
+    best = replace(ours, split=Split(6, 1, 2))
+    assert Answer({1: [best, rival]}, best, rival).overrides(slot_gpus=4) == [
+        "+resource_shift@_global_=pivot",
+        "trainer.resource_shift.planner.name=lookahead",
+        "trainer.resource_shift.staleness=1",
+        "trainer.resource_shift.slots.gpus_per_slot=4",
+        "trainer.nnodes=3",
+        "trainer.n_gpus_per_node=8",
+        "actor_rollout_ref.rollout.nnodes=1",
+        "actor_rollout_ref.rollout.n_gpus_per_node=4",
+        "reward.reward_model.nnodes=1",
+        "reward.reward_model.n_gpus_per_node=8",
+    ]
 
 
 def test_names_are_found_in_paths_longest_first() -> None:

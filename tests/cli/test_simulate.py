@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -21,6 +27,8 @@ def test_a_table_figures_and_pictures(tmp_path: Path) -> None:
     wanted = ["--json", str(tmp_path / "all.json"), "--out", str(tmp_path / "pictures")]
     result = CliRunner().invoke(app, ["simulate", *SMALL, *SHORT, *FAST, *wanted], catch_exceptions=False)
     assert result.exit_code == 0, result.output
+    assert max(map(len, result.stdout.split("\n\nLittle to gain")[0].splitlines())) <= 80, "fits a pipe"
+    assert "resource_shift_lookahead" in result.stdout and "the best without it; the bound allows" in result.stdout
     document = json.loads((tmp_path / "all.json").read_text())
     assert document["simulated"] is True
     assert set(document["deployments"]) >= {"colocated", "disaggregated", "enable_switch", "resource_shift"}
@@ -41,11 +49,64 @@ def test_a_table_figures_and_pictures(tmp_path: Path) -> None:
         (["--response-median", "0"], "median_tokens is 0"),
         (["--staleness", "-1"], "staleness is -1"),
         (["--steps", "0"], "--steps is 0"),
+        (["--seed", "-1"], "seed is -1"),
+        (["--prompts", "127"], "--prompts 127 cannot be cut into four: give --mini-batch one of 1, 127"),
+        (["--mini-batch", "5"], "--mini-batch is 5: give --mini-batch one of 1, 2, 4,"),
+        (["--json", "/"], "no file can be written as /"),
+        (["--out", "/dev/null"], "--json and --out must be"),
     ],
 )
 def test_bad_input_is_one_line(arguments: list[str], said: str) -> None:
     result = CliRunner().invoke(app, ["simulate", *arguments])
     assert result.exit_code == 2 and said in result.output and "Traceback" not in result.output
+
+
+def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """Once they simulate."""
+    deadline_s = time.monotonic() + 60
+    while time.monotonic() < deadline_s:
+        children = psutil.Process(process.pid).children()
+        if children and all(child.cpu_times().user > 0.5 for child in children):
+            return children
+        assert process.poll() is None, "ended before it began"
+        time.sleep(0.1)
+    raise AssertionError("no workers")
+
+
+@pytest.fixture
+def long_run() -> Iterator[subprocess.Popen[str]]:
+    """A simulation that takes minutes."""
+    command = [sys.executable, "-c", "from verl_pivot.cli.main import app; app()", "simulate", "--tries", "12"]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+    yield process
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_ends_it_at_once_with_all_workers(long_run: subprocess.Popen[str], times: int) -> None:
+    workers = workers_of(long_run)
+    for _ in range(times):
+        os.killpg(long_run.pid, signal.SIGINT)
+        time.sleep(0.3)
+    assert long_run.wait(10) != 0
+    assert not psutil.wait_procs(workers, timeout=5)[1]
+
+
+def test_a_worker_that_is_killed_is_said_in_a_line(long_run: subprocess.Popen[str]) -> None:
+    workers_of(long_run)[0].kill()
+    _, errors = long_run.communicate(timeout=20)
+    assert long_run.returncode == 2 and "a process of the simulation was killed" in errors
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_workers_end_with_the_command(long_run: subprocess.Popen[str], how: signal.Signals) -> None:
+    workers = workers_of(long_run)
+    os.kill(long_run.pid, how)
+    assert not psutil.wait_procs(workers, timeout=10)[1]
 
 
 def test_needs_nothing_of_verl() -> None:

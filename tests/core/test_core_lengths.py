@@ -173,3 +173,12 @@ def test_one_sequence_is_expected_as_many_are(running: int, ended: list[float]) 
         one = by_siblings(evidence, nobody, others, np.array([spread.residual]))
         assert level + one.mean[0] == pytest.approx(many.mean[own], abs=0.15)
         assert one.deviation[0] == pytest.approx(many.deviation[own], rel=0.1)
+
+
+def test_a_name_that_begins_again_elsewhere_leaves_nothing_behind() -> None:
+    predictor = LengthPredictor(1000)
+    predictor.start("a", "G", "p", 2)
+    predictor.start("a", "H", "p", 2)
+    predictor.finish("a", 10)
+    predictor.start("b", "G", "p", 2)
+    assert predictor.remaining(["b"]).shape[0] == 1

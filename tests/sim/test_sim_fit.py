@@ -150,6 +150,12 @@ def test_the_commands_fit_and_simulate(events: list[Event], tmp_path: Path) -> N
     assert any(doubt.startswith("train.exchange_slot_s_per_token") for doubt in kept["doubts"])
     refused = CliRunner().invoke(app, ["fit", str(tmp_path / "nowhere")])
     assert refused.exit_code == 2 and "no event log" in refused.output
+    refused = CliRunner().invoke(app, ["fit", str(tmp_path), "--rollout-prompt-tokens", "-5"])
+    assert refused.exit_code == 2 and "--rollout-prompt-tokens is -5.0: it must be" in refused.output
+    lines = (tmp_path / "events.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "events.jsonl").write_text("".join(line for line in lines if '"run_start"' not in line))
+    refused = CliRunner().invoke(app, ["fit", str(tmp_path)])
+    assert refused.exit_code == 2 and "no run_start event: its beginning is lost" in refused.output
 
 
 def test_workloads_of_a_book_are_checked_too(book: CostBook) -> None:

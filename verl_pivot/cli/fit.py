@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -34,7 +35,19 @@ def fit(
     The options are settings of the run that its log does not hold. A figure that the run cannot tell is named, with
     what is taken for it: runs with unequal training pools (--also) tell more of training.
     """
+    settings = {
+        "--rollout-prompt-tokens": rollout_prompt_tokens,
+        "--genrm-prompt-tokens": genrm_prompt_tokens,
+        "--rollout-max-sequences": rollout_max_sequences,
+        "--genrm-max-sequences": genrm_max_sequences,
+        "--rollout-kv-tokens": rollout_kv_tokens,
+        "--genrm-kv-tokens": genrm_kv_tokens,
+    }
+    for name, value in settings.items():
+        if not (math.isfinite(value) and value > 0):
+            refuse(f"{name} is {value}: it must be a number above 0")
     try:
+        from verl_pivot.core.cost_book import CostBook
         from verl_pivot.core.snapshot import Role
         from verl_pivot.observe.events import read_events
         from verl_pivot.sim.fit import RunLog, fit_runs
@@ -47,7 +60,9 @@ def fit(
         )
         path = out if out is not None else run_dir / "costs.json"
         book = fitted.book
-        path.write_text(json.dumps({**book.to_json(), "doubts": fitted.doubts}, indent=1) + "\n", encoding="utf-8")
+        content = {**book.to_json(), "doubts": fitted.doubts}
+        CostBook.from_json(content)  # what it would refuse is not written
+        path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     except (OSError, ValueError) as error:
         refuse(error)
     for role, costs in book.roles.items():

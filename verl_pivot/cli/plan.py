@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from verl_pivot.cli.refusal import refuse
+from verl_pivot.cli.refusal import WORKER_DIED, refuse
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -43,10 +43,15 @@ def plan(
     staleness: Annotated[
         list[int] | None, typer.Option(help="Try this one, again for others; default: 0 and 1.")
     ] = None,
-    tries: Annotated[int, typer.Option(help="Splits of the slots to try for each deployment.")] = 12,
+    tries: Annotated[int, typer.Option(help="Splits of the slots to try for each deployment.")] = 6,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the lengths: another one shows how far figures can be trusted.")
+    ] = 0,
     config_name: Annotated[str, typer.Option(help="verl's main configuration.")] = "ppo_trainer",
 ) -> None:
     """Simulate this configuration's models, batch and GPUs: is it worth it, at which staleness, with which split?"""
+    from concurrent.futures.process import BrokenProcessPool
+
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
     from rich.console import Console
@@ -55,10 +60,14 @@ def plan(
     from verl_pivot.cli.doctor import compose_verl_config
     from verl_pivot.config.lookup import to_plain
 
+    figures = {"--tries": tries, "--response-median": response_median, "--judge-median": judge_median}
+    for name, value in figures.items():
+        if value is not None and not value > 0:
+            refuse(f"{name} is {value:g}: it must be above 0")
     try:
         from verl_pivot.sim.advice import COMPARED, answer, question_of
         from verl_pivot.sim.comparison import runs_of
-        from verl_pivot.sim.models import CostFile
+        from verl_pivot.sim.models import FITTED_ON, CostFile
 
         config, _ = compose_verl_config(overrides, config_name)
         question = question_of(
@@ -70,10 +79,13 @@ def plan(
             response_median=response_median,
             judge_median=judge_median,
         )
+        typer.echo("simulating; a cluster of 128 GPUs takes minutes", err=True)
         asked = sorted(set(staleness or (0, 1)))
         with Progress(transient=True) as progress:
-            bar = progress.add_task("simulating", total=len(asked) * runs_of(COMPARED))
-            found = answer(question, asked, tries=tries, steps=3, on_run=lambda: progress.advance(bar))
+            bar = progress.add_task("simulating", total=len(asked) * runs_of(COMPARED) + (0 in asked))
+            found = answer(question, asked, tries=tries, steps=3, seed=seed, on_run=lambda: progress.advance(bar))
+    except BrokenProcessPool:
+        refuse(WORKER_DIED)
     except ModuleNotFoundError as error:
         refuse(f"simulating needs {error.name}: pip install 'verl-pivot[sim]'")
     except (HydraException, OmegaConfBaseException, FileNotFoundError, ValueError, RuntimeError) as error:
@@ -81,6 +93,12 @@ def plan(
     console = Console()
     console.print(_table(question, found.results))
     console.print(found.words(), soft_wrap=True)
+    if found.is_worth_it:
+        console.print("Set it with", " ".join(found.overrides(question.cluster.slot_gpus)), soft_wrap=True)
+    if gpu != FITTED_ON and costs is None:
+        console.print(
+            f"The published decode costs were fitted on {FITTED_ON}; of {gpu} only memory and peak are known."
+        )
     console.print("All figures are simulated; docs/simulator.md says from what.", soft_wrap=True)
 
 

@@ -6,6 +6,10 @@ from typing import NoReturn
 
 import typer
 
+WORKER_DIED = (
+    "a process of the simulation was killed, or the machine ran out of memory; nothing was written: run it again"
+)
+
 
 def refuse(why: object) -> NoReturn:
     """One line that says why, on standard error, and exit code 2."""

@@ -6,20 +6,17 @@ Needs the extra ``sim`` and no torch, verl, ray or vllm.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from verl_pivot.cli.refusal import refuse
+from verl_pivot.cli.refusal import WORKER_DIED, refuse
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from verl_pivot.sim.result import SimResult
     from verl_pivot.sim.scenario import Scenario
-
-_LEDGER = ("decode", "prefill", "update", "small_batches", "recomputed", "shifting", "idle")
 
 
 def simulate(
@@ -42,6 +39,9 @@ def simulate(
     judge_max: Annotated[int, typer.Option(help="Tokens at which a judgement is cut off.")] = 20480,
     prompts: Annotated[int, typer.Option(help="Prompts of a step.")] = 128,
     responses: Annotated[int, typer.Option(help="Responses to each prompt.")] = 16,
+    mini_batch: Annotated[
+        int | None, typer.Option(help="Prompts of an update; default: a quarter of a step's.", show_default=False)
+    ] = None,
     tries: Annotated[int, typer.Option(help="Splits of the slots to try for each deployment.")] = 6,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Also write all figures here.", show_default=False)
@@ -56,8 +56,11 @@ def simulate(
         import simpy  # noqa: F401
     except ImportError:
         refuse("simulating needs simpy: pip install 'verl-pivot[sim]'")
+    from concurrent.futures.process import BrokenProcessPool
+
     from rich.console import Console
 
+    from verl_pivot.cli.comparison import ours, show
     from verl_pivot.sim.cluster import Cluster
     from verl_pivot.sim.models import CostFile, read_book
     from verl_pivot.sim.scenario import Scenario
@@ -67,13 +70,14 @@ def simulate(
     for name, value in (("--steps", steps), ("--tries", tries), ("--prompts", prompts), ("--responses", responses)):
         if value < 1:
             refuse(f"{name} is {value}: it must be 1 or more")
+    _prepare(json_file, out)
     try:
         workload = Workload(
             LengthSpec(response_median, response_sigma, response_max, correlation=0.5),
             LengthSpec(judge_median, judge_sigma, judge_max, correlation=0.3),
             prompts_per_step=prompts,
             responses_per_prompt=responses,
-            mini_batch_prompts=max(size for size in range(1, max(1, prompts // 4) + 1) if prompts % size == 0),
+            mini_batch_prompts=_mini_batch(prompts, mini_batch),
         )
         book = read_book(costs) if costs is not None else None
         if book is not None:
@@ -88,15 +92,15 @@ def simulate(
         refuse(error)
     try:
         results = _compare(scenario, steps, tries)
-    except SimulationStuck as error:
-        refuse(error)
+    except (SimulationStuck, BrokenProcessPool) as error:
+        refuse(error if isinstance(error, SimulationStuck) else WORKER_DIED)
     console = Console()
-    console.print(_table(scenario, results))
+    show(console, scenario, results)
     if json_file is not None:
         json_file.write_text(json.dumps(_as_json(scenario, results), indent=1))
         console.print(f"all figures: {json_file}")
     if out is not None:
-        for path in _draw(scenario, _ours(results), out, steps):
+        for path in _draw(scenario, ours(results), out, steps):
             console.print(str(path))
 
 
@@ -106,40 +110,34 @@ def _compare(scenario: Scenario, steps: int, tries: int) -> list[SimResult]:
     from verl_pivot.sim.comparison import compare, runs_of
     from verl_pivot.sim.deployments import Deployment
 
+    many = f"{len(Deployment)} deployments, up to {tries} splits each, on {os.cpu_count()} cores"
+    typer.echo(f"simulating {many}; 128 GPUs take about a minute on two", err=True)
     with Progress(transient=True) as progress:
         bar = progress.add_task("simulating", total=runs_of(tuple(Deployment)))
         return compare(scenario, steps=steps, tries=tries, on_run=lambda: progress.advance(bar))
 
 
-def _ours(results: list[SimResult]) -> SimResult:
-    """The one that real runs have by default."""
-    from verl_pivot.sim.deployments import Deployment
+def _mini_batch(prompts: int, wanted: int | None) -> int:
+    """Raises ValueError unless updates of that size make up a step."""
+    size = max(1, prompts // 4) if wanted is None else wanted
+    if size < 1 or prompts % size:
+        sizes = ", ".join(str(n) for n in range(1, prompts + 1) if prompts % n == 0)
+        what = f"--mini-batch is {wanted}" if wanted is not None else f"--prompts {prompts} cannot be cut into four"
+        raise ValueError(f"{what}: give --mini-batch one of {sizes}")
+    return size
 
-    return next(result for result in results if result.deployment is Deployment.HARMONIC)
 
-
-def _table(scenario: Scenario, results: list[SimResult]) -> Table:
-    from rich.table import Table
-
-    title = f"{scenario.title}, staleness {scenario.staleness}, seed {scenario.seed} (simulated)"
-    table = Table(title=title, caption="bound: no GPU ever idle, every role at its best rate; shares are of slot-time")
-    columns = ("train/rollout/genrm", "tokens/s", "step s", "of bound", "resource_shift gains", *_LEDGER)
-    table.add_column("deployment")
-    for column in columns:
-        table.add_column(column.replace("_", " "), justify="right")
-    best = _ours(results)
-    for result in results:
-        ledger = vars(result.ledger)
-        table.add_row(
-            str(result.deployment),
-            str(result.split),
-            f"{result.tokens_per_s:,.0f}",
-            f"{result.step_s:.1f}",
-            f"{result.bound_fraction:.2f}",
-            f"{best.tokens_per_s / result.tokens_per_s:.2f}x" if result is not best else "",
-            *(f"{ledger[name]:.0%}" for name in _LEDGER),
-        )
-    return table
+def _prepare(json_file: Path | None, out: Path | None) -> None:
+    """Make sure that results can be written, before minutes are spent on them."""
+    try:
+        if json_file is not None:
+            json_file.parent.mkdir(parents=True, exist_ok=True)
+            if json_file.is_dir() or not os.access(json_file.parent, os.W_OK):
+                raise OSError(f"no file can be written as {json_file}")
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        refuse(f"--json and --out must be a file and a folder that can be written: {error}")
 
 
 def _as_json(scenario: Scenario, results: list[SimResult]) -> dict[str, Any]:
@@ -161,5 +159,4 @@ def _draw(scenario: Scenario, result: SimResult, out: Path, steps: int) -> list[
     recorder = Recorder()
     simulation = run(scenario, result.deployment, result.split, steps=steps, on_plan=recorder.on_plan)
     events = recorder.events(simulation)
-    out.mkdir(parents=True, exist_ok=True)
     return [draw_timeline(events, out / "timeline.png"), write_trace(events, out / "trace.json")]

@@ -146,7 +146,7 @@ def _mapping(content: Mapping[str, Any], name: str, where: str) -> Mapping[str, 
 
 def _number(content: Mapping[str, Any], name: str, where: str) -> float:
     value = content.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1e15:
         raise CostBookError(f"{_path(where, name)} is {value!r}: it must be a number, 0 or more")
     return float(value)
 

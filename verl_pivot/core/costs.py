@@ -64,6 +64,10 @@ class DecodeCost:
         missing = [key for key in keys if key not in entry]
         if missing:
             raise ValueError(f"decode cost of {entry.get('model', 'an unnamed model')} lacks {', '.join(missing)}")
+        for key in keys:
+            value = entry[key]
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1e12:
+                raise ValueError(f"{key} is {value!s:.40}: it must be a number, 0 or more")
         floor_s, base_s, per_seq_s, attn_base_s = (float(entry[key]) * 1e-3 for key in keys[:4])
         return cls(floor_s, base_s, per_seq_s, attn_base_s, float(entry["attn_ns_per_token"]) * 1e-9)
 
@@ -148,6 +152,8 @@ def fit_decode_cost(running: Vector, context_tokens: Vector, latency_s: Vector) 
     is linear and its fit has one minimum; knees from none up to the largest batch seen are tried side by side.
     ``attn_base_s`` is 0: a constant cannot be told from floor and base together.
     """
+    if not len(running):
+        raise ValueError("there is no decode step to fit costs to")
     batches = np.unique(running)
     knees = np.unique(np.quantile(batches, np.linspace(0, 1, _KNEES), method="nearest"))
     knees[0] = 0.0  # the smallest batch as a knee binds nowhere: no floor

@@ -84,6 +84,7 @@ class LengthPredictor:
 
     def start(self, sequence: Hashable, group: Hashable, prompt: Hashable, siblings: int) -> None:
         """A sequence begins. ``siblings``: responses its group will have in all, itself included."""
+        self.cancel(sequence)  # known under this name already: that one will not be heard of again
         self._births += 1
         self._sequences[sequence] = _Sequence(group, 0, self._births)
         known = self._groups.setdefault(group, _Group(prompt, siblings))

@@ -16,13 +16,14 @@ from verl_pivot.sim.comparison import compare
 from verl_pivot.sim.deployments import Deployment
 from verl_pivot.sim.models import CostFile
 from verl_pivot.sim.result import SimResult
-from verl_pivot.sim.search import SHIFTING
+from verl_pivot.sim.search import SHIFTING, best_of
 from verl_pivot.sim.workload import LengthSpec, Workload
 
 WORTH = 1.05
 """Throughput over the best without shifting from which it is worth the trouble."""
+NODE_GPUS = 8
+"""Of one node, when the best split is turned into options."""
 COMPARED = (
-    Deployment.COLOCATED,
     Deployment.DISAGGREGATED,
     Deployment.ENABLE_SWITCH,
     Deployment.HARMONIC,
@@ -31,6 +32,14 @@ COMPARED = (
 _PLANNERS = {Deployment.HARMONIC: "harmonic", Deployment.LOOKAHEAD: "lookahead"}
 _SIGMA, _CORRELATION = 0.9, 0.5
 _ROLLOUT, _JUDGE = "actor_rollout_ref.rollout", "reward.reward_model.rollout"
+
+
+_NOISE = 0.02
+"""By which the planner that is not the default must be better to be recommended."""
+
+
+def _trusted(result: SimResult) -> float:
+    return result.tokens_per_s * (1 - _NOISE if result.deployment is Deployment.LOOKAHEAD else 1)
 
 
 @dataclass(frozen=True)
@@ -64,11 +73,34 @@ class Answer:
         rival = f"{self.rival.deployment} ({self.rival.split})"
         if self.is_worth_it:
             return (
-                f"Worth it: resource_shift with planner.name={_PLANNERS[self.best.deployment]}, staleness "
+                f"Worth it: resource_shift with the {_PLANNERS[self.best.deployment]} planner, staleness "
                 f"{self.best.staleness} and slots {self.best.split} (train/rollout/genrm) makes {self.gain:.2f} times "
                 f"the tokens of {rival}, the best without."
             )
-        return f"Leave it off: {rival} does as well ({self.gain:.2f} times as many tokens with resource_shift)."
+        return (
+            f"Leave it off: {rival} at staleness {self.rival.staleness} does as well; shifting makes {self.gain:.2f} "
+            f"times as many tokens at most, and is advised from {WORTH:.2f} on."
+        )
+
+    def overrides(self, slot_gpus: int) -> list[str]:
+        """Options of verl that set the best run with resource shifting; slots have ``slot_gpus`` GPUs."""
+        split, shift = self.best.split, "trainer.resource_shift"
+        pools = {
+            "trainer": split.train,
+            "actor_rollout_ref.rollout": split.rollout,
+            "reward.reward_model": split.genrm,
+        }
+        options = [
+            "+resource_shift@_global_=pivot",
+            f"{shift}.planner.name={_PLANNERS[self.best.deployment]}",
+            f"{shift}.staleness={self.best.staleness}",
+            f"{shift}.slots.gpus_per_slot={slot_gpus}",
+        ]
+        for pool, slots in pools.items():
+            gpus = slots * slot_gpus
+            nodes = -(-gpus // NODE_GPUS)
+            options += [f"{pool}.nnodes={nodes}", f"{pool}.n_gpus_per_node={-(-gpus // nodes)}"]
+        return options
 
 
 def question_of(
@@ -123,12 +155,16 @@ def _workload(config: Mapping[str, Any], response_median: float | None, judge_me
         raise ValueError("data.max_response_length is not set: it says how long responses can get")
     prompts = int(select(config, "data.train_batch_size", 0))
     mini = int(select(config, "actor_rollout_ref.actor.ppo_mini_batch_size", prompts))
+    if mini < 1 or prompts % mini:
+        raise ValueError(
+            f"actor_rollout_ref.actor.ppo_mini_batch_size is {mini}: it must divide data.train_batch_size, {prompts}"
+        )
     return Workload(
         LengthSpec(response_median or response_max / 5, _SIGMA, response_max, _CORRELATION),
         LengthSpec(judge_median or judge_max / 5, _SIGMA, judge_max, _CORRELATION / 2),
         prompts_per_step=prompts,
         responses_per_prompt=int(select(config, f"{_ROLLOUT}.n", 1)),
-        mini_batch_prompts=mini if mini and prompts % mini == 0 else prompts,
+        mini_batch_prompts=mini,
         prompt_tokens=max(1, int(select(config, "data.max_prompt_length", 1024)) // 2),
         judge_prompt_tokens_max=int(select(config, f"{_JUDGE}.prompt_length", 0) or response_max + 2048),
     )
@@ -140,14 +176,20 @@ def answer(
     *,
     tries: int,
     steps: int,
+    seed: int = 0,
     on_run: Callable[[], None] = lambda: None,
 ) -> Answer:
-    """Simulate every deployment at its best split under each staleness. ``on_run``: see ``compare``."""
+    """Simulate every deployment at its best split under each staleness, and colocated. ``on_run``: see ``compare``."""
     results: dict[int, list[SimResult]] = {}
-    for staleness in stalenesses:
-        scenario = question.cluster.scenario(question.workload, staleness=staleness)
-        results[staleness] = compare(scenario, steps=steps, tries=tries, deployments=COMPARED, on_run=on_run)
+    for staleness in sorted({0, *stalenesses}):
+        # Colocated is always synchronous: it is simulated once.
+        asked = COMPARED if staleness else (Deployment.COLOCATED, *COMPARED)
+        scenario = question.cluster.scenario(question.workload, staleness=staleness, seed=seed)
+        if staleness in stalenesses:
+            results[staleness] = compare(scenario, steps=steps, tries=tries, deployments=asked, on_run=on_run)
+        else:
+            results[staleness] = [best_of(scenario, Deployment.COLOCATED, steps, tries)]
     every = [result for found in results.values() for result in found]
-    best = max((r for r in every if r.deployment in SHIFTING), key=lambda r: r.tokens_per_s)
+    best = max((r for r in every if r.deployment in SHIFTING), key=_trusted)
     others = [r for r in every if r.deployment not in SHIFTING and r.staleness <= best.staleness]
     return Answer(results, best, max(others, key=lambda r: r.tokens_per_s))

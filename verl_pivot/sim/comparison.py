@@ -6,7 +6,11 @@ the look-ahead planner also where the harmonic rule is best: it has no search of
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
+import threading
+import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ProcessPoolExecutor
 from typing import Any
@@ -29,7 +33,9 @@ def compare(
     of ``runs_of`` is over. Raises SimulationStuck when one never ends."""
     wanted = set(deployments) | {Deployment.DISAGGREGATED}
     found: dict[Deployment, list[Future[SimResult]]] = {}
-    with ProcessPoolExecutor(min(len(wanted), os.cpu_count() or 1)) as pool:
+    with ProcessPoolExecutor(
+        min(len(wanted), os.cpu_count() or 1), initializer=_worker, initargs=(os.getpid(),)
+    ) as pool:
 
         def begin(deployment: Deployment, **options: Any) -> Future[SimResult]:
             future = pool.submit(best_of, scenario, deployment, steps, tries, **options)
@@ -54,8 +60,22 @@ def compare(
             results = {each: max((f.result() for f in of), key=lambda r: r.tokens_per_s) for each, of in found.items()}
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
+            for worker in multiprocessing.active_children():  # none of them has anything to clean up
+                worker.kill()
             raise
     return [results[deployment] for deployment in deployments]
+
+
+def _worker(parent: int) -> None:
+    """A worker leaves ctrl-C to its parent, and ends with it, however that ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def runs_of(deployments: Collection[Deployment]) -> int:

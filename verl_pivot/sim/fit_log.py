@@ -38,7 +38,9 @@ class RunLog:
 
     def train_slots(self) -> int:
         """Slots that can train."""
-        start = next(self.of("run_start"))
+        start = next(self.of("run_start"), None)
+        if start is None:
+            raise FitError("the log has no run_start event: its beginning is lost; fit the costs to a whole one")
         return sum(str(Role.TRAIN) in slot["can_host"] for slot in start["slots"])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -13,8 +12,12 @@ from typing import Any
 from verl_pivot.core.cost_book import KIND, CostBook, CostBookError
 from verl_pivot.core.costs import DecodeCost
 
+FITTED_ON = "H20"
+"""GPU of the published decode costs."""
 BYTES_PER_PARAMETER = 2
 """Weights in bfloat16."""
+MOST = 1e15
+"""No figure of a cost file is larger."""
 MEMORY_SHARE = 0.9
 """Of GPU memory for weights and KV cache (vLLM's gpu_memory_utilization)."""
 ACTIVATION_BYTES = 4e9
@@ -118,6 +121,9 @@ class CostFile:
         if not isinstance(content, Mapping) or not isinstance(content.get("models"), list) or not content["models"]:
             raise CostFileError(f"{where} has no list named models")
         models = tuple(_model(entry, f"{where}: models[{at}]") for at, entry in enumerate(content["models"]))
+        for key in ("hardware", "training_mfu"):
+            if not isinstance(content.get(key, {}), Mapping):
+                raise CostFileError(f"{where}: {key} is {content[key]!r}: it must be an object")
         gpus = {
             name: Gpu(
                 name,
@@ -131,6 +137,9 @@ class CostFile:
             raise CostFileError(f"{where} names no hardware with mem_gb and bf16_tflops")
         mfu = content.get("training_mfu", {})
         shares = {key: _positive(mfu, key, f"{where}: training_mfu") for key in mfu if key != "source"}
+        for key, share in shares.items():
+            if share > 1:
+                raise CostFileError(f"{where}: training_mfu: {key} is {share:g}: a share of the peak is at most 1")
         return cls(models, gpus, shares)
 
     def model(self, name: str, tp: int | None = None) -> Model:
@@ -178,6 +187,6 @@ def _positive(entry: Mapping[str, Any], key: str, where: str) -> float:
     if key not in entry:
         raise CostFileError(f"{where} lacks {key}")
     value = entry[key]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-        raise CostFileError(f"{where}: {key} is {value!r}: it must be a number above 0")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MOST:
+        raise CostFileError(f"{where}: {key} is {value!s:.40}: it must be a number above 0")
     return float(value)

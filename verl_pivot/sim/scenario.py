@@ -69,8 +69,9 @@ class Scenario:
     def __post_init__(self) -> None:
         if self.slots < 1:
             raise ValueError(f"slots is {self.slots}: it must be 1 or more")
-        if self.staleness < 0:
-            raise ValueError(f"staleness is {self.staleness}: it must be 0 or more")
+        for name in ("staleness", "seed"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be 0 or more")
         longest = {
             Role.ROLLOUT: self.workload.prompt_tokens + self.workload.response.max_tokens,
             Role.GENRM: self.workload.judge_prompt_tokens_max + self.workload.judgement.max_tokens,
