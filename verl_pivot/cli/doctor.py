@@ -66,7 +66,10 @@ def compose_verl_config(overrides: list[str], config_name: str) -> tuple[DictCon
     """
     spec = importlib.util.find_spec("verl")
     if spec is None or not spec.submodule_search_locations:
-        raise FileNotFoundError("verl is not installed in this environment")
+        raise FileNotFoundError(
+            "verl is not installed in this environment: this command reads verl's own configuration, from verl 0.9.1 "
+            "(verl-pivot simulate works without)"
+        )
     directory = Path(next(iter(spec.submodule_search_locations))) / "trainer" / "config"
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(directory), version_base=None, job_name="doctor"):
