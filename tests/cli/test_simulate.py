@@ -16,7 +16,11 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
+from verl_pivot.cli.comparison import verdict
 from verl_pivot.cli.main import app
+from verl_pivot.sim.deployments import Deployment, Split
+from verl_pivot.sim.ledger import Ledger
+from verl_pivot.sim.result import SimResult
 
 SMALL = ["--gpus", "8", "--policy", "Qwen2.5-1.5B", "--judge", "GLM-Z1-9B", "--prompts", "16", "--responses", "4"]
 SHORT = ["--response-median", "300", "--response-max", "2000", "--judge-median", "200", "--judge-max", "2000"]
@@ -124,3 +128,23 @@ def test_needs_nothing_of_verl() -> None:
         "assert result.exit_code == 0, result.output\n"
     )
     subprocess.run([sys.executable, "-c", source], check=True, timeout=120)
+
+
+def made(deployment: Deployment, tokens_per_s: float, bound_fraction: float) -> SimResult:
+    ledger = Ledger(1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    bound_s = 10.0 * bound_fraction
+    return SimResult(deployment, Split(2, 1, 1), 2, tokens_per_s, 10.0, (10.0,), bound_s, 0, 0, 0, ledger)
+
+
+def test_the_sentence_says_what_shifting_comes_to() -> None:
+    results = [
+        made(Deployment.COLOCATED, 50.0, 0.4),
+        made(Deployment.DISAGGREGATED, 80.0, 0.64),
+        made(Deployment.HARMONIC, 90.0, 0.72),
+        made(Deployment.LOOKAHEAD, 100.0, 0.8),
+    ]
+    assert verdict(results) == (
+        "resource_shift_lookahead (2/1/1) makes 1.25 times the tokens of disaggregated (2/1/1), the best without it; "
+        "the bound allows 1.56 times."
+    )
+    assert verdict([*results[:2], made(Deployment.HARMONIC, 81.0, 0.65)]).startswith("Little to gain here: ")
