@@ -32,6 +32,7 @@ def test_a_table_figures_and_pictures(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["simulate", *SMALL, *SHORT, *FAST, *wanted], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert max(map(len, result.stdout.split("\n\nLittle to gain")[0].splitlines())) <= 80, "fits a pipe"
+    assert "…" not in result.stdout, "nothing is cut"
     assert "resource_shift_lookahead" in result.stdout and "the best without it; the bound allows" in result.stdout
     document = json.loads((tmp_path / "all.json").read_text())
     assert document["simulated"] is True

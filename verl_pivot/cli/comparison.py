@@ -72,7 +72,7 @@ def _deployments(scenario: Scenario, results: list[SimResult]) -> Table:
     from rich.table import Table
 
     title = f"{scenario.title}, staleness {scenario.staleness}, seed {scenario.seed} (simulated)"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
     table.add_column("deployment", no_wrap=True)
     for column in ("train/rollout/genrm", "tokens/s", "step s", "of bound", "x default"):
         table.add_column(column, justify="right")
@@ -94,7 +94,7 @@ def _ledgers(results: list[SimResult]) -> Table:
     from rich.table import Table
 
     title = "Where the time of all slots went"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
     table.add_column("deployment", no_wrap=True)
     for column in _SHARES:
         table.add_column(column, justify="right")
