@@ -193,7 +193,7 @@ def test_balanced_roles_stay_and_say_so() -> None:
 def test_moving_must_pay_for_what_it_cuts_off() -> None:
     """The same imbalance, with sequences that are dear to move and with cheap ones."""
     slots = [slot(n, ROLLOUT if n < 6 else GENRM, 20 if n < 6 else 60, can_host=INFERENCE) for n in range(8)]
-    work = (backlog(60, 500.0), backlog(240, 6000.0, 4000.0))
+    work = (backlog(12, 3000.0), backlog(240, 6000.0, 4000.0))
     cheap = LookaheadPlanner(SETTINGS).plan(view(slots, *work))
     dear = LookaheadPlanner(SETTINGS).plan(view(slots, *work, prefill_s_per_token={ROLLOUT: 0.05, GENRM: 0.05}))
     assert cheap.shifts and dear.is_empty

@@ -134,3 +134,18 @@ def test_handing_work_on_takes_its_time() -> None:
         for case in (base, slow)
     )
     assert second.step_s - first.step_s < 30.0  # a part of it passes beside other work
+
+
+@pytest.mark.parametrize("split", [Split(2, 1, 5), Split(3, 1, 4)])
+def test_nothing_shifts_where_steps_are_short_and_shifts_are_dear(split: Split) -> None:
+    """A step takes less than twice the way to training and back: fixed pools are best, and the planner leaves them."""
+    work = workload(
+        response=LengthSpec(300, 0.9, 2000, 0.5), judgement=LengthSpec(200, 0.8, 2000, 0.3), responses_per_prompt=4
+    )
+    case = scenario(workload=work, staleness=1)
+    fixed, ahead, harmonic = (
+        simulate(case, deployment, split, steps=20, warmup=4)
+        for deployment in (Deployment.DISAGGREGATED, Deployment.LOOKAHEAD, Deployment.HARMONIC)
+    )
+    assert ahead.tokens_per_s >= 0.98 * fixed.tokens_per_s > 1.5 * harmonic.tokens_per_s
+    assert ahead.shifts < 0.1 * harmonic.shifts

@@ -74,7 +74,7 @@ def _deployments(scenario: Scenario, results: list[SimResult]) -> Table:
     title = f"{scenario.title}, staleness {scenario.staleness}, seed {scenario.seed} (simulated)"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
     table.add_column("deployment", no_wrap=True)
-    for column in ("train/rollout/genrm", "tokens/s", "step s", "of bound", "x default"):
+    for column in ("slots", "tokens/s", "step s", "of bound", "x default"):
         table.add_column(column, justify="right")
     best = ours(results)
     for result in results:

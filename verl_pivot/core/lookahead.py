@@ -32,7 +32,10 @@ CAUTION_SHARE = {True: 0.02, False: 0.06}
 """Of all slot-time up to the horizon, the same for every option that moves anything: at staleness 0, and beyond it,
 where more is unknown of what comes."""
 SECONDED = 0.5
-"""Of the doubts is left where the harmonic rule would do the same."""
+"""Of the doubts is left where the harmonic rule would do the same, or more of it."""
+NOISE_SHARE = 0.003
+"""Of all slot-time up to the horizon: what the harmonic rule would do, or some of it, must be better by more than that
+than to stay. Ties are common where sequences are few, and a shift that brings nothing still costs."""
 DEFER_SHARE = 0.02
 """Of all slot-time up to the horizon, by how much waiting must be better before training waits."""
 MOST_DEFERRED_S = 120.0
@@ -132,9 +135,11 @@ class LookaheadPlanner:
         doubts_s = np.array([self._doubt_s(snapshot, option, outcome) for option in options])
         if starved is not None and options[fallback].moves:
             doubts_s[:] = 0.0  # something must move
-        elif options[1].seconded:
-            doubts_s[1] *= SECONDED
-            fallback = 1 if gains[1] >= gains[fallback] else fallback
+        else:
+            seconded = [number for number, option in enumerate(options) if option.seconded and allowed[number]]
+            doubts_s[seconded] *= SECONDED
+            likely = max(seconded, key=lambda number: (gains[number], -len(options[number].moves)), default=fallback)
+            fallback = likely if gains[likely] >= gains[fallback] + outcome.share_s(NOISE_SHARE) else fallback
         best = int(np.argmax(gains - doubts_s))
         if gains[best] - doubts_s[best] <= gains[fallback]:
             best = fallback

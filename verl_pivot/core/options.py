@@ -47,8 +47,14 @@ def options_of(snapshot: Snapshot, settings: PlannerSettings, suggested: Plan, *
         own = [(slot, target) for slot, target in able if slot.role is not Role.TRAIN]
         # Slots of training are free at first and dear later: with them, and without.
         for moves in [able, own] if own and len(own) < len(able) else [able]:
-            options += [Option(tuple(moves[:count])) for count in _counts(len(moves))]
+            options += [_option(tuple(moves[:count]), sensible) for count in _counts(len(moves))]
     return options
+
+
+def _option(moves: tuple[tuple[SlotView, Role], ...], suggested: tuple[tuple[SlotView, Role], ...]) -> Option:
+    """Seconded where another planner would move these slots too: what it does less than that one is no risk."""
+    wanted = {(slot.slot_id, target) for slot, target in suggested}
+    return Option(moves, seconded={(slot.slot_id, target) for slot, target in moves} <= wanted)
 
 
 def _sensible(snapshot: Snapshot, suggested: Plan) -> tuple[tuple[SlotView, Role], ...]:
