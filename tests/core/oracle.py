@@ -17,11 +17,12 @@ from core_cases import GENRM, INFERENCE, ROLLOUT
 from verl_pivot.core.backlog import Backlog, GroupBacklog
 from verl_pivot.core.cost_book import RoleCosts
 from verl_pivot.core.costs import DecodeCost, ShiftCosts
-from verl_pivot.core.evening import Sequences, excess
+from verl_pivot.core.evening import excess
 from verl_pivot.core.options import Option
 from verl_pivot.core.plan import Planner
 from verl_pivot.core.snapshot import Role, RoleDemand, SlotStatus, SlotView, Snapshot, TrainView
 from verl_pivot.sim.engine import SimEngine, SimSequence
+from verl_pivot.sim.router import running_like
 
 SHIFT_S = 2.0
 EVENING_S = 1.0
@@ -175,10 +176,8 @@ class World:
             return
         for role, queue in self.queue.items():
             engines = {at: slot.engine for at, slot in enumerate(self.slots) if slot.role is role and slot.engine}
-            spec, running = self.case.specs[role], max(1, sum(engine.running for engine in engines.values()))
-            context = sum(engine.context_tokens for engine in engines.values()) / running
-            prompts = sum(engine.prompt_tokens for engine in engines.values()) / running
-            each = Sequences(context, max(1.0, context - prompts), context * spec.prefill_s_per_token)
+            spec = self.case.specs[role]
+            each = running_like(engines.values(), spec.prefill_s_per_token)
             counts = {at: engine.sequences for at, engine in engines.items()}
             too_many = {} if queue else excess(counts, spec.decode, each)
             for at, count in too_many.items():

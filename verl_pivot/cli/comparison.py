@@ -44,7 +44,8 @@ def show(console: Console, scenario: Scenario, results: list[SimResult]) -> None
     """Two tables and a sentence."""
     console.print(_deployments(scenario, results))
     console.print(
-        "x default: tokens/s of resource_shift over this row. bound: no GPU ever idle, every role at its best."
+        "slots: train/rollout/genrm. x default: tokens/s of resource_shift over this row. bound: no GPU ever idle, "
+        "every role at its best."
     )
     console.print(_ledgers(results))
     console.print(LEGEND)

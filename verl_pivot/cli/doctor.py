@@ -27,6 +27,7 @@ from verl_pivot.config.completion import Invocation, is_requested
 from verl_pivot.config.findings import errors_of
 from verl_pivot.config.node import RIGHT_FORM, misspelt_overrides
 from verl_pivot.verl_ext.switch import Row, environment_rows, examine
+from verl_pivot.verl_ext.versions import VERL
 
 _PLUGIN = "verl_pivot.plugin"
 _POLICY = "VERL_USE_EXTERNAL_PLUGINS"
@@ -67,7 +68,7 @@ def compose_verl_config(overrides: list[str], config_name: str) -> tuple[DictCon
     spec = importlib.util.find_spec("verl")
     if spec is None or not spec.submodule_search_locations:
         raise FileNotFoundError(
-            "verl is not installed in this environment: this command reads verl's own configuration, from verl 0.9.1 "
+            f"verl is not installed in this environment: this command reads verl's own configuration, from verl {VERL} "
             "(verl-pivot simulate works without)"
         )
     directory = Path(next(iter(spec.submodule_search_locations))) / "trainer" / "config"

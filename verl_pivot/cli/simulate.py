@@ -92,8 +92,10 @@ def simulate(
         refuse(error)
     try:
         results = _compare(scenario, steps, tries)
-    except (SimulationStuck, BrokenProcessPool) as error:
-        refuse(error if isinstance(error, SimulationStuck) else WORKER_DIED)
+    except SimulationStuck as error:
+        refuse(error)
+    except BrokenProcessPool:
+        refuse(WORKER_DIED)
     console = Console()
     show(console, scenario, results)
     if json_file is not None:

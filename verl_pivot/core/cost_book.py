@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from verl_pivot.core.costs import DecodeCost
+from verl_pivot.core.costs import DecodeCost, is_figure
 from verl_pivot.core.snapshot import INFERENCE_ROLES, Role
 
 KIND = "verl_pivot slot costs"
@@ -146,7 +146,7 @@ def _mapping(content: Mapping[str, Any], name: str, where: str) -> Mapping[str, 
 
 def _number(content: Mapping[str, Any], name: str, where: str) -> float:
     value = content.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1e15:
+    if not is_figure(value):
         raise CostBookError(f"{_path(where, name)} is {value!r}: it must be a number, 0 or more")
     return float(value)
 

@@ -11,7 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any, TYPE_CHECKING, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
+
+
+def is_figure(value: object, most: float = 1e15) -> TypeGuard[float]:
+    """A plain number from 0 to ``most``, as cost files hold them; JSON's true, NaN and endless integers are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most
 
 
 @dataclass(frozen=True)
@@ -65,9 +70,8 @@ class DecodeCost:
         if missing:
             raise ValueError(f"decode cost of {entry.get('model', 'an unnamed model')} lacks {', '.join(missing)}")
         for key in keys:
-            value = entry[key]
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1e12:
-                raise ValueError(f"{key} is {value!s:.40}: it must be a number, 0 or more")
+            if not is_figure(entry[key], most=1e12):
+                raise ValueError(f"{key} is {entry[key]!s:.40}: it must be a number, 0 or more")
         floor_s, base_s, per_seq_s, attn_base_s = (float(entry[key]) * 1e-3 for key in keys[:4])
         return cls(floor_s, base_s, per_seq_s, attn_base_s, float(entry["attn_ns_per_token"]) * 1e-9)
 

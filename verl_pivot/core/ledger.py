@@ -29,7 +29,7 @@ class SequenceLedger:
 
     def __init__(self, forecast: RoleForecast, *, goes_on: bool, max_tokens: int) -> None:
         self._forecast = forecast
-        self.goes_on = goes_on
+        self._goes_on = goes_on
         self._max_tokens = max_tokens
         self._open: dict[str, Observation] = {}
         self._seen_s: dict[str, float] = {}
@@ -67,7 +67,7 @@ class SequenceLedger:
             is_whole = end.is_whole or end.tokens >= self._max_tokens
             if not is_whole and end.key not in self._open:
                 continue
-            if not is_whole and self.goes_on:
+            if not is_whole and self._goes_on:
                 self.observe([SequenceState(*end[:4])], version, now_s)
                 continue
             if end.key not in self._open:

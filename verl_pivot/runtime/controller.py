@@ -20,7 +20,7 @@ from verl_pivot.core.snapshot import Role, SlotStatus, Snapshot
 from verl_pivot.observe.kinds import reason_class
 from verl_pivot.runtime.executor import Executor
 from verl_pivot.runtime.lease import Lease
-from verl_pivot.runtime.lengths import LengthWatch
+from verl_pivot.runtime.lengths import BEGINS_AGAIN, LengthWatch
 from verl_pivot.runtime.ports import AdmissionPort, Clock, EnginePort, EventSink
 from verl_pivot.runtime.slots import Slot, SlotTable
 from verl_pivot.runtime.snapshots import LoadMonitor, LostEngine, demand_of
@@ -317,7 +317,7 @@ class Controller:
         context, first_token_s = self._monitor.context_tokens(role), self._monitor.undelayed_first_token_s()
         prompt = self._lengths.forecast.roles[role].prompt_tokens if self._lengths is not None else 0.0
         so_far = max(1.0, context - prompt)
-        return Sequences(context, so_far, first_token_s.get(role, 0.0), so_far if role is Role.GENRM else 0.0)
+        return Sequences(context, so_far, first_token_s.get(role, 0.0), so_far if role in BEGINS_AGAIN else 0.0)
 
     # ---- plumbing -----------------------------------------------------------------------------------------------
 

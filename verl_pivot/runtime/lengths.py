@@ -18,6 +18,8 @@ from verl_pivot.core.sequences import SequenceReport, SequenceState
 from verl_pivot.core.snapshot import INFERENCE_ROLES, ReplicaLoad, Role, Snapshot
 from verl_pivot.runtime.snapshots import LoadMonitor
 
+BEGINS_AGAIN = frozenset({Role.GENRM})
+"""Roles whose requests lose what they have generated when they are cut off: a judgement is asked for anew."""
 JUDGED_PROMPTS = 1024
 """Of which a history is kept: what a judge reads seldom comes again."""
 
@@ -49,7 +51,7 @@ class LengthWatch:
         genrm = RoleForecast(LengthPredictor(options.max_tokens[Role.GENRM], max_prompts=JUDGED_PROMPTS), siblings=1)
         self.forecast = Forecast({Role.ROLLOUT: rollout, Role.GENRM: genrm}, options.refresh_s)
         self.ledgers = {
-            role: SequenceLedger(role_forecast, goes_on=role is Role.ROLLOUT, max_tokens=options.max_tokens[role])
+            role: SequenceLedger(role_forecast, goes_on=role not in BEGINS_AGAIN, max_tokens=options.max_tokens[role])
             for role, role_forecast in self.forecast.roles.items()
         }
 
@@ -78,7 +80,7 @@ class LengthWatch:
             groups=self.forecast.groups,
             prefill_s_per_token=self._prefill_s_per_token(monitor.undelayed_first_token_s()),
             batch_limit={role: self._batch_limit(role, monitor.loads(role)) for role in INFERENCE_ROLES},
-            begins_again=frozenset(role for role, ledger in self.ledgers.items() if not ledger.goes_on),
+            begins_again=BEGINS_AGAIN,
         )
 
     def _look(self, snapshot: Snapshot) -> None:

@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from verl_pivot.core.cost_book import KIND, CostBook, CostBookError
-from verl_pivot.core.costs import DecodeCost
+from verl_pivot.core.costs import DecodeCost, is_figure
 
 FITTED_ON = "H20"
 """GPU of the published decode costs."""
 BYTES_PER_PARAMETER = 2
 """Weights in bfloat16."""
-MOST = 1e15
-"""No figure of a cost file is larger."""
 MEMORY_SHARE = 0.9
 """Of GPU memory for weights and KV cache (vLLM's gpu_memory_utilization)."""
 ACTIVATION_BYTES = 4e9
@@ -187,6 +185,6 @@ def _positive(entry: Mapping[str, Any], key: str, where: str) -> float:
     if key not in entry:
         raise CostFileError(f"{where} lacks {key}")
     value = entry[key]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MOST:
+    if not is_figure(value) or not value:
         raise CostFileError(f"{where}: {key} is {value!s:.40}: it must be a number above 0")
     return float(value)

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from verl_pivot.core.evening import Sequences
 from verl_pivot.sim.engine import SimEngine, SimSequence
+
+
+def running_like(engines: Collection[SimEngine], prefill_s_per_token: float) -> Sequences:
+    """What one sequence that runs in ``engines`` is like, on average."""
+    running = max(1, sum(engine.running for engine in engines))
+    context = sum(engine.context_tokens for engine in engines) / running
+    prompts = sum(engine.prompt_tokens for engine in engines) / running
+    return Sequences(context, max(1.0, context - prompts), context * prefill_s_per_token)
 
 
 class SimRouter:
@@ -38,13 +46,6 @@ class SimRouter:
     def engines(self) -> dict[int, SimEngine]:
         """Admitted engines by slot."""
         return self._engines
-
-    def running_like(self, prefill_s_per_token: float) -> Sequences:
-        """What one that runs is like, on average."""
-        running = max(1, sum(engine.running for engine in self._engines.values()))
-        context = sum(engine.context_tokens for engine in self._engines.values()) / running
-        prompts = sum(engine.prompt_tokens for engine in self._engines.values()) / running
-        return Sequences(context, max(1.0, context - prompts), context * prefill_s_per_token)
 
     def waiting(self) -> Iterable[SimSequence]:
         yield from self._ahead

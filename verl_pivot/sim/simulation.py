@@ -21,6 +21,7 @@ from verl_pivot.sim.draw import Draws
 from verl_pivot.sim.engine import SimSequence
 from verl_pivot.sim.forecast import Forecast
 from verl_pivot.sim.ledger import Mark
+from verl_pivot.sim.router import running_like
 from verl_pivot.sim.scenario import Scenario
 from verl_pivot.sim.slots import SimSlot, SimSlots
 from verl_pivot.sim.training import SimTrainer
@@ -203,7 +204,7 @@ class Simulation:
                 continue
             counts = {slot_id: engine.sequences for slot_id, engine in router.engines.items()}
             spec = self.slots.specs[role]
-            moves = excess(counts, spec.decode, router.running_like(spec.prefill_s_per_token))
+            moves = excess(counts, spec.decode, running_like(router.engines.values(), spec.prefill_s_per_token))
             for slot_id, count in moves.items():
                 self._evened_s = self.env.now
                 self.slots.shed(role, slot_id, count)
