@@ -56,15 +56,15 @@ def test_killed_and_resumed(start_run: Callable[..., Run], assets: Assets) -> No
     first.wait_end()
     first.assert_gone(ignore=RAY_AGENTS)
 
-    second = start_run({**settings, "trainer.total_training_steps": 5}, name="second")
+    second = start_run({**settings, "trainer.total_training_steps": 8}, name="second")
     report = second.finish()
     resumed = min(second.trained())
     assert resumed in (3, 5), "checkpoints were written at steps 2 and maybe 4"
-    assert_adds_up(second, report, steps=list(range(resumed, 6)), prompts=4, n=4)
-    assert_versions_served(second, last=5, staleness=1)
+    assert_adds_up(second, report, steps=list(range(resumed, 9)), prompts=4, n=4)
+    assert_versions_served(second, last=8, staleness=1)
     assert max(worst_staleness(first), worst_staleness(second)) <= 1
-    trained = _prompts_of(first, range(1, resumed)) + _prompts_of(second, range(resumed, 6))
-    assert len(set(trained)) == len(trained) == 20, "a prompt was lost, or trained on twice"
+    trained = _prompts_of(first, range(1, resumed)) + _prompts_of(second, range(resumed, 9))
+    assert len(set(trained)) == len(trained) == 32, "a prompt was lost, or trained on twice"
     _assert_looked_ahead(first, second)
     second.assert_gone()
 
