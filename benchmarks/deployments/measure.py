@@ -114,14 +114,14 @@ def at_equal_speed(deployment: Mapping[str, Any]) -> list[tuple[float, float]]:
 
 
 def compare(deployments: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Ratios of each resource_shift deployment to each of verl's: ``"ours / theirs"`` -> ratio at equal machine speed,
-    with the ratio ``as_measured`` beside it."""
+    """Ratios of each resource_shift deployment to each of verl's, and of the look-ahead planner to the harmonic rule
+    on the same split: ``"ours / theirs"`` -> ratio at equal machine speed, with the ratio ``as_measured`` beside it."""
     ratios = {}
     for ours in deployments:
         if not ours.startswith("resource_shift"):
             continue
         for theirs in deployments:
-            if theirs.startswith("verl_"):
+            if theirs.startswith("verl_") or (theirs != ours and theirs == ours.replace("_lookahead", "")):
                 both = deployments[ours], deployments[theirs]
                 rates = [deployment["response_tokens_per_s"] for deployment in both]
                 equal = ratio(at_equal_speed(both[0]), at_equal_speed(both[1]))

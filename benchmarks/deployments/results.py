@@ -40,10 +40,12 @@ def environment() -> dict[str, Any]:
     }
 
 
-def new_document(workload: Workload, share: float, steps: int, warmup: int) -> dict[str, Any]:
+def new_document(
+    workload: Workload, share: float, steps: int, warmup: int, what: str = "four deployments"
+) -> dict[str, Any]:
     return {
         "benchmark": "deployments_cpu",
-        "title": f"GRPO with a generative reward model: four deployments on four slots of {share:g} core",
+        "title": f"GRPO with a generative reward model: {what} on four slots of {share:g} core",
         "simulated": False,
         "environment": environment(),
         "workload": workload.describe(),

@@ -15,6 +15,7 @@ SLOTS = 4
 HERE = Path(__file__).resolve().parent
 UNIPROC_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 Kind = Literal["colocated", "disaggregated", "enable_switch", "resource_shift"]
+Planner = Literal["harmonic", "lookahead"]
 
 
 @dataclass(frozen=True)
@@ -28,19 +29,24 @@ class Variant:
     hybrid: bool = True
     """separate_async only: rollout engines on the training slots as well (verl's default)."""
     staleness: int = 0
-    """resource_shift only; see ``staleness_note`` for the others."""
+    """resource_shift only; see ``STALENESS_NOTE`` for the others."""
+    planner: Planner = "harmonic"
+    """resource_shift only."""
 
     @property
     def family(self) -> str:
         """What the variant is one split of."""
-        return f"resource_shift_staleness{self.staleness}" if self.kind == "resource_shift" else f"verl_{self.kind}"
+        if self.kind != "resource_shift":
+            return f"verl_{self.kind}"
+        planner = "" if self.planner == "harmonic" else f"_{self.planner}"
+        return f"resource_shift{planner}_staleness{self.staleness}"
 
     @property
     def name(self) -> str:
         if self.kind == "colocated":
             return "verl_colocated"
         if self.kind == "resource_shift":
-            return f"resource_shift_staleness{self.staleness}_train{self.train}"
+            return f"{self.family}_train{self.train}"
         split = f"train{self.train}_rollout{self.rollout}_judge{self.judge}"
         suffix = "" if self.hybrid else "_nohybrid"
         return f"verl_{self.kind}_{split}{suffix}"
@@ -72,11 +78,12 @@ SPLITS = (
 """The splits of four slots that can be expected to do well; the best one counts."""
 
 
-def resource_shift(staleness: int, train: int) -> Variant:
+def resource_shift(staleness: int, train: int, planner: Planner = "harmonic") -> Variant:
     """Slots outside the training pool begin with one judge and move from there. With all slots in the training pool
     there is no other."""
     judge = min(1, SLOTS - train)
-    return Variant("resource_shift", train, rollout=SLOTS - train - judge, judge=judge, staleness=staleness)
+    rollout = SLOTS - train - judge
+    return Variant("resource_shift", train, rollout, judge, staleness=staleness, planner=planner)
 
 
 def switching(deployments: Mapping[str, Mapping[str, Any]]) -> Variant:
@@ -197,6 +204,7 @@ def _resource_shift(variant: Variant, workload: Workload, run: Path, share: floa
         f"{node}.train.mini_batches_per_step={per_step}",
         f"{node}.slots.cpu_share={share}",
         f"{node}.engine.kv_cache_bytes={workload.kv_cache_bytes}",
+        f"{node}.planner.name={variant.planner}",
         f"{node}.planner.interval_s=0.25",
         f"{node}.planner.cooldown_s=1",
         f"{node}.planner.immunity_s=1",

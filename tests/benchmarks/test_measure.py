@@ -72,6 +72,12 @@ def test_every_resource_shift_run_is_compared_with_every_one_of_verl():
     }
 
 
+def test_planners_are_compared_on_the_same_split():
+    names = ("resource_shift_lookahead_staleness1_train2", "resource_shift_staleness1_train2", "resource_shift_x")
+    deployments = {name: summarize([sample(1, 2.0, 100, (0.1,))], 1, 0.5) for name in names}
+    assert list(compare(deployments)) == [f"{names[0]} / {names[1]}"]
+
+
 def test_a_slower_machine_is_no_slower_deployment():
     """The same work, once at full and once at half speed of the machine."""
     fast = summarize([sample(1, 10.0, 1000, (1.0,), machine_speed=1.0)], 1, 0.5)

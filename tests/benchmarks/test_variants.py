@@ -8,7 +8,7 @@ from benchmarks.deployments import results
 from benchmarks.deployments.processes import gpu_to_slot
 from benchmarks.deployments.variants import SLOTS, SPLITS, Variant, overrides, resource_shift, switching
 from benchmarks.deployments.workload import Assets, Workload
-from benchmarks.deployments_cpu import TRAIN_POOLS, parse
+from benchmarks.deployments_cpu import PLANNERS_ON, TRAIN_POOLS, parse
 
 ASSETS = Assets(*(Path("/assets") / name for name in ("policy", "judge", "train", "val", "agent.yaml")))
 
@@ -26,6 +26,7 @@ VARIANTS = [
     *SPLITS,
     Variant("enable_switch", 1, 2, 1),
     *(resource_shift(staleness, train) for staleness in (0, 1) for train in TRAIN_POOLS),
+    *(resource_shift(staleness, train, "lookahead") for staleness, train in PLANNERS_ON),
 ]
 
 
@@ -59,6 +60,15 @@ def test_asynchronous_deployments_update_as_often_and_keep_one_batch_ahead():
     mini_batches = verl["trainer.v1.separate_async.parameter_sync_step"]
     assert mini_batches == ours["trainer.resource_shift.train.mini_batches_per_step"] == "4"
     assert ours["trainer.resource_shift.staleness"] == "1"
+
+
+def test_planners_differ_in_nothing_else():
+    both = [options_of(resource_shift(1, 2, planner)) for planner in ("harmonic", "lookahead")]
+    name = resource_shift(1, 2, "lookahead").name
+    assert name == "resource_shift_lookahead_staleness1_train2"
+    different = {key for key in both[0] if both[0][key].replace("harmonic", "lookahead") != both[1][key]}
+    different -= {"trainer.experiment_name", "trainer.default_local_dir", "trainer.resource_shift.observe.directory"}
+    assert both[1]["trainer.resource_shift.planner.name"] == "lookahead" and not different
 
 
 def test_virtual_gpus_become_slots_in_their_order():
