@@ -49,6 +49,7 @@ bench: env
 	PATH="$(abspath $(BIN)):$$PATH" python benchmarks/deployments_cpu.py
 	PATH="$(abspath $(BIN)):$$PATH" python benchmarks/deployments_cpu.py --share 0.35 \
 	  --out benchmarks/results/deployments_cpu_share035.json
+	PATH="$(abspath $(BIN)):$$PATH" python benchmarks/deployments_cpu.py --planners --repeat 2
 	PATH="$(abspath $(BIN)):$$PATH" python benchmarks/simulator_fidelity.py
 	PATH="$(abspath $(BIN)):$$PATH" python benchmarks/simulated_cluster.py
 	PATH="$(abspath $(BIN)):$$PATH" python benchmarks/simulated_sensitivity.py

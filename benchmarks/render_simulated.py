@@ -146,13 +146,26 @@ def random_workloads(document: Document, table: Table) -> str:
         f"geometric mean {document[f'mean_{over}']:.3f}, worst {document[f'worst_{over}']:.2f}, median of heavy tails "
         f"{'-' if heavy is None else f'{heavy:.3f}'}; at least 0.99 in "
         f"{document['share_at_least_harmonic_less_1_percent']:.0%}. Over the best fixed deployment: median "
-        f"{document['median_over_best_fixed']:.3f}, worst {document['worst_over_best_fixed']:.2f}, at least 0.98 in "
-        f"{document['share_at_least_fixed_less_2_percent']:.0%}. The cases that miss one of the two:"
+        f"{document['median_over_best_fixed']:.3f}, geometric mean {document['mean_over_best_fixed']:.3f}, worst "
+        f"{document['worst_over_best_fixed']:.2f}, at least 0.98 in "
+        f"{document['share_at_least_fixed_less_2_percent']:.0%}."
     )
-    lost = [row for row in rows if row["seed"] in set(document["lost"])]
+    lost, won = document["clearly_lost_to"], document["clearly_won_over"]
+    clear = (
+        f"A case is clear when its whole {document['confidence']:.0%} interval, from bunch to bunch of steps, is above "
+        f"1 or below what may be missed (0.99, 0.98): against the harmonic rule {len(won['harmonic'])} are clearly won "
+        f"and {len(lost['harmonic'])} clearly lost, against the best fixed deployment {len(won['fixed'])} and "
+        f"{len(lost['fixed'])}. The cases that miss one of the two, clearly or not:"
+    )
     columns = ("seed", "policy", "gpus", "staleness", "sigma", "split")
     lines = [
-        [*(str(row[name]) for name in columns), f"{row['over_harmonic']:.3f}", f"{row['over_fixed']:.3f}"]
-        for row in sorted(lost, key=lambda row: float(row["over_harmonic"]))
+        [*(str(row[name]) for name in columns), _within(row, over), _within(row, "over_fixed")]
+        for row in sorted(rows, key=lambda row: float(row[over]))
+        if row["seed"] in set(document["lost"])
     ]
-    return "\n\n".join([head, table([*columns, "over harmonic", "over fixed"], lines)])
+    return "\n\n".join([head, clear, table([*columns, "over harmonic", "over fixed"], lines)])
+
+
+def _within(row: Mapping[str, Any], name: str) -> str:
+    low, high = row[f"{name}_within"]
+    return f"{row[name]:.3f} ({low:.2f} to {high:.2f})"

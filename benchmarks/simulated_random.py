@@ -33,7 +33,7 @@ sys.path.insert(0, str(REPOSITORY))  # run as a script, outside any package
 
 from rich.progress import track  # noqa: E402
 
-from benchmarks.simulated_cluster import GPU, PAIRS  # noqa: E402
+from benchmarks.simulated_cluster import GPU, PAIRS, UNSEEN_SEED  # noqa: E402
 from verl_pivot.sim.cluster import Cluster  # noqa: E402
 from verl_pivot.sim.deployments import Deployment, Split  # noqa: E402
 from verl_pivot.sim.models import CostFile  # noqa: E402
@@ -46,8 +46,6 @@ TRIES = 5
 """Splits for each search."""
 LOOKAHEAD_TRIES = 3
 """The same for the look-ahead planner, whose runs take longest: the two splits it is given, and a guess."""
-UNSEEN_SEED = 10_000
-"""Added to a case's seed for the lengths that no search has seen."""
 CONFIDENCE = 0.95
 HEAVY_SIGMA = 1.0
 """From this deviation of the logarithm on a tail counts as heavy."""
@@ -89,12 +87,12 @@ def play(case: int) -> dict[str, Any]:
     scenario, row = draw(case)
     # Steps come in bunches of staleness + 1: only whole bunches can be compared.
     bunch = scenario.staleness + 1
-    steps_tried, warmup = bunch + max(3, bunch), 2 * bunch
+    warmup = 2 * bunch
     steps = warmup + bunch * max(4, -(-6 // bunch))
     unseen = replace(scenario, seed=scenario.seed + UNSEEN_SEED)
 
     def find(deployment: Deployment, *also: Split, tries: int = TRIES) -> Split:
-        return best_split(scenario, deployment, tries=tries, steps=steps_tried, also=also)
+        return best_split(scenario, deployment, tries=tries, also=also)
 
     def measure(deployment: Deployment, split: Split) -> SimResult:
         return simulate(unseen, deployment, split, steps=steps, warmup=warmup)

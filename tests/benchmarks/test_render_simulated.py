@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from benchmarks import render
 from benchmarks.simulated_cluster import PAIRS, WORKLOADS, gains_of, published_like, row_of, scenario_of
-from benchmarks.simulated_random import summary
+from benchmarks.simulated_random import interval, summary
 from benchmarks.simulated_sensitivity import BASE, JUDGEMENT, RESPONSE, variants
 from verl_pivot.sim.deployments import Deployment, Split
 from verl_pivot.sim.ledger import Ledger
@@ -67,10 +69,28 @@ def test_a_fidelity_page_counts_what_is_right() -> None:
 
 def test_a_page_of_random_workloads_shows_the_losers() -> None:
     case = {"policy": "p", "gpus": 8, "staleness": 1, "sigma": 0.5, "split": "1/1/1"}
-    rows = [{**case, "seed": at, "over_harmonic": 1.0 + 0.1 * at, "over_fixed": 1.0} for at in (-2, 0, 1)]
-    page = render.render({"x.json": {**summary(rows), "rows": rows}})
-    assert "| -2 | p | 8 | 1 | 0.5 | 1/1/1 | 0.800 | 1.000 |" in page and "| 1 | p |" not in page
-    assert "worst 0.80" in page and "at least 0.99 in 67%" in page
+    even = {"over_fixed": 1.0, "over_fixed_within": [0.9, 1.1]}
+    overs = [(at, 1.0 + 0.1 * at) for at in (-2, 0, 1)]
+    rows = [
+        {**case, **even, "seed": at, "over_harmonic": over, "over_harmonic_within": [over - 0.05, over + 0.05]}
+        for at, over in overs
+    ]
+    found = summary(rows)
+    assert found["clearly_lost_to"] == {"harmonic": [-2], "fixed": []}
+    assert found["clearly_won_over"] == {"harmonic": [1], "fixed": []}
+    page = render.render({"x.json": {**found, "rows": rows}})
+    row = "| -2 | p | 8 | 1 | 0.5 | 1/1/1 | 0.800 (0.75 to 0.85) | 1.000 (0.90 to 1.10) |"
+    assert row in page and "| 1 | p |" not in page
+    assert "worst 0.80" in page and "at least 0.99 in 67%" in page and "1 are clearly won and 1 clearly lost" in page
+
+
+def test_the_interval_of_a_ratio_is_over_whole_bunches() -> None:
+    """Steps within a bunch may trade time without a difference of the bunch."""
+    ours = (1.0, 3.0, 2.0, 2.0, 3.0, 1.0)
+    low, high = interval(ours, tuple(2 * at for at in (2.0, 2.0, 1.0, 3.0, 2.0, 2.0)), 2)
+    assert low == pytest.approx(2.0) and high == pytest.approx(2.0)
+    low, high = interval(ours, (2.0, 2.0, 2.0, 6.0, 5.0, 5.0), 2)
+    assert low < (4 / 4 * 8 / 4 * 10 / 4) ** (1 / 3) < high
 
 
 def test_scenarios_of_all_pairs_are_possible() -> None:

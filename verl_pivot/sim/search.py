@@ -38,16 +38,16 @@ def best_split(
     scenario: Scenario,
     deployment: Deployment,
     *,
-    steps: int | None = None,
     tries: int = 24,
     also: Iterable[Split] = (),
     on_try: Callable[[SimResult], None] | None = None,
 ) -> Split:
     """Hill climbing with ever smaller moves, from the best of ``first_guess`` and ``also``; at most ``tries`` runs,
     those splits among them."""
-    # Steps come in bunches of staleness + 1, and the first bunch begins all at once: it says little.
-    warmup = scenario.staleness + 1
-    steps = steps or warmup + max(3, warmup)
+    # Steps come in bunches of staleness + 1: of parts of one there is nothing to learn. The first begins all at once
+    # and says little.
+    bunch = warmup = scenario.staleness + 1
+    steps = warmup + bunch * -(-3 // bunch)
     if scenario.slots < 3:
         raise ValueError(f"{scenario.slots} slots cannot be split into three pools")
     if deployment is Deployment.COLOCATED:
