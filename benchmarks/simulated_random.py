@@ -39,7 +39,7 @@ from verl_pivot.sim.deployments import Deployment, Split  # noqa: E402
 from verl_pivot.sim.models import CostFile  # noqa: E402
 from verl_pivot.sim.result import SimResult, simulate  # noqa: E402
 from verl_pivot.sim.scenario import Scenario  # noqa: E402
-from verl_pivot.sim.search import best_split  # noqa: E402
+from verl_pivot.sim.search import best_split, whole_bunches  # noqa: E402
 from verl_pivot.sim.workload import LengthSpec, Workload  # noqa: E402
 
 TRIES = 5
@@ -88,7 +88,7 @@ def play(case: int) -> dict[str, Any]:
     # Steps come in bunches of staleness + 1: only whole bunches can be compared.
     bunch = scenario.staleness + 1
     warmup = 2 * bunch
-    steps = warmup + bunch * max(4, -(-6 // bunch))
+    steps = warmup + whole_bunches(scenario, max(6, 4 * bunch))
     unseen = replace(scenario, seed=scenario.seed + UNSEEN_SEED)
 
     def find(deployment: Deployment, *also: Split, tries: int = TRIES) -> Split:
@@ -177,13 +177,7 @@ def main() -> int:
             computed_in_s = before_s + round(time.perf_counter() - began_s)
             document = {**summary(rows), "computed_in_s": computed_in_s, "rows": rows}
             options.out.write_text(json.dumps(document, indent=1) + "\n")
-    print(
-        {
-            key: value
-            for key, value in document.items()
-            if key not in ("rows", "lost", "clearly_lost_to", "clearly_won_over")
-        }
-    )
+    print({key: value for key, value in document.items() if not isinstance(value, list | dict)})
     return 0
 
 

@@ -30,6 +30,13 @@ def first_guess(scenario: Scenario) -> Split:
     return Split(train, rollout, slots - train - rollout)
 
 
+def whole_bunches(scenario: Scenario, steps: int) -> int:
+    """``steps``, or the next number of them that makes whole bunches of staleness + 1: of parts of one there is nothing
+    to learn, since steps within it are not alike."""
+    bunch = scenario.staleness + 1
+    return bunch * -(-steps // bunch)
+
+
 SHIFTING = frozenset({Deployment.HARMONIC, Deployment.LOOKAHEAD})
 """Deployments whose slots find their inference role on their own: only the slots that can train are worth a search."""
 
@@ -44,10 +51,8 @@ def best_split(
 ) -> Split:
     """Hill climbing with ever smaller moves, from the best of ``first_guess`` and ``also``; at most ``tries`` runs,
     those splits among them."""
-    # Steps come in bunches of staleness + 1: of parts of one there is nothing to learn. The first begins all at once
-    # and says little.
-    bunch = warmup = scenario.staleness + 1
-    steps = warmup + bunch * -(-3 // bunch)
+    warmup = scenario.staleness + 1  # the first bunch begins all at once: it says little
+    steps = warmup + whole_bunches(scenario, 3)
     if scenario.slots < 3:
         raise ValueError(f"{scenario.slots} slots cannot be split into three pools")
     if deployment is Deployment.COLOCATED:
@@ -93,8 +98,7 @@ def best_of(
 ) -> SimResult:
     """``deployment`` at ``split``, or at the best one that ``tries`` runs find, ``also`` among them. Figures are of
     whole bunches of staleness + 1 steps, ``steps`` at least: steps within a bunch are not alike."""
-    bunch = scenario.staleness + 1
-    warmup, measured = 2 * bunch, bunch * max(1, -(-steps // bunch))
+    warmup, measured = 2 * (scenario.staleness + 1), whole_bunches(scenario, max(1, steps))
     best = split or best_split(scenario, deployment, tries=tries, also=also)
     return simulate(scenario, deployment, best, steps=warmup + measured, warmup=warmup)
 
