@@ -39,6 +39,10 @@ class ShiftExtension(ShiftWorkerExtension):
             if name.endswith(("w13_weight", "w2_weight"))
         ]
 
+    def released_weights(self) -> list[str]:
+        """Parameters whose memory went once the linear kernel had its packed copy."""
+        return [name for name, parameter in self.model_runner.model.named_parameters() if parameter.numel() == 0]
+
     def compiled_frames(self) -> int:
         from torch._dynamo.utils import counters
 

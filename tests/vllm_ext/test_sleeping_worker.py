@@ -208,14 +208,20 @@ def test_weight_sync_of_verl_needs_each_patch(
 ) -> None:
     path1, path2 = tiny.model_dir(shape, 1), tiny.model_dir(shape, 2)
 
-    def synced(patches: str) -> Any:
+    def loaded(patches: str) -> Any:
         monkeypatch.setenv("TEST_PATCHES", patches)
-        engine = llm(path1, dtype, worker_cls=STOCK_WORKER, worker_extension_cls="engine_extensions.ChosenPatches")
+        return llm(path1, dtype, worker_cls=STOCK_WORKER, worker_extension_cls="engine_extensions.ChosenPatches")
+
+    def synced(patches: str) -> Any:
+        engine = loaded(patches)
         rpc(engine, "sync_weights", path2)
         return engine
 
-    with pytest.raises(Exception, match=r"weight_loader|into parameter \(torch.Size\(\[0\]\)\)"):
-        synced(f"{EXPERTS},{PADDING}")
+    without_linear = loaded(f"{EXPERTS},{PADDING}")
+    # vLLM packs linear weights only for kernels that this CPU has: no bfloat16 under AVX2 alone.
+    if dtype == "float32" or rpc(without_linear, "released_weights"):
+        with pytest.raises(Exception, match=r"weight_loader|into parameter \(torch.Size\(\[0\]\)\)"):
+            rpc(without_linear, "sync_weights", path2)
     if shape is tiny.MOE_PADDED:
         with pytest.raises(Exception, match="must match the existing size"):
             synced(f"{LINEAR},{EXPERTS}")
