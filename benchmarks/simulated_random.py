@@ -111,7 +111,8 @@ def play(case: int) -> dict[str, Any]:
     for name, other in (("harmonic", harmonic), ("fixed", fixed)):
         row[f"over_{name}"] = round(ahead.tokens_per_s / other.tokens_per_s, 4)
         row[f"over_{name}_within"] = [round(end, 4) for end in interval(ahead.steps_s, other.steps_s, bunch)]
-    row["split"], row["harmonic_split"], row["fixed"] = str(ahead.split), str(harmonic_split), str(fixed.deployment)
+    row["split"], row["harmonic_split"] = str(ahead.split), str(harmonic_split)
+    row["fixed"], row["fixed_split"] = str(fixed.deployment), str(fixed.split)
     return row
 
 

@@ -39,6 +39,8 @@ def test_one_plan_is_near_the_best() -> None:
 
 
 def test_a_plan_is_near_the_best_where_the_harmonic_rule_plans_on() -> None:
+    """The planner counts on later plans less than these worlds would allow it to: in runs they are put off."""
     regrets = np.array([regret(seed, AGAIN, HarmonicPlanner(AGAIN)) for seed in range(300)])
-    assert (regrets <= 1.02).mean() >= 0.93, np.quantile(regrets, [0.5, 0.8, 0.9, 0.95, 1.0])
+    assert regrets.mean() <= 1.005
+    assert (regrets <= 1.02).mean() >= 0.92, np.quantile(regrets, [0.5, 0.8, 0.9, 0.95, 1.0])
     assert regrets.max() <= 1.25

@@ -51,7 +51,8 @@ class Projection:
     """What came of each candidate; all arrays [candidates]."""
 
     work: Vector
-    """Useful slot-seconds within the horizon: tokens over the peak rate of their role, prefill, updates."""
+    """Useful slot-seconds: tokens over the peak rate of their role, prefill, updates. As it stands on average in the
+    late part of the horizon."""
     finish_s: Vector
     """When all groups that are known have been trained on; beyond the horizon by extrapolation."""
     updates: Vector
@@ -87,16 +88,24 @@ class Fluid:
         self._way_r, self._way_g = _Way(n), _Way(n)
         self._work, self._finish = np.zeros(n), np.full(n, np.inf)
 
-    def project(self, steps_s: Vector) -> Projection:
-        """Through time steps of ``steps_s`` seconds."""
-        now_s = 0.0
+    def project(self, steps_s: Vector, late: float = 0.0) -> Projection:
+        """Through time steps of ``steps_s`` seconds. ``late``: their share that is the late part; 0: the last step."""
+        now_s, late_s, late_work_s = 0.0, 0.0, np.zeros_like(self._work)
+        late_from_s = min((1 - late) * float(steps_s.sum()), float(steps_s[:-1].sum()))
         for dt in steps_s:
+            if now_s >= late_from_s - 1e-9:
+                late_s += float(dt)
             self._step(now_s, float(dt))
             now_s += float(dt)
+            if late_s:
+                late_work_s = late_work_s + float(dt) * self._work_done_s()
         beyond = now_s + self._left_s() / self._all_slots
-        owed = self._debt_r + self._debt_g  # what is cut off is paid for, if not within the horizon then after it
-        work = self._work + self._training.useful_s - owed
-        return Projection(work, np.where(np.isfinite(self._finish), self._finish, beyond), self._training.updates)
+        finish_s = np.where(np.isfinite(self._finish), self._finish, beyond)
+        return Projection(late_work_s / late_s, finish_s, self._training.updates)
+
+    def _work_done_s(self) -> Vector:
+        """Useful slot-seconds so far. What is cut off is paid for, if not yet then later."""
+        return self._work + self._training.useful_s - self._debt_r - self._debt_g
 
     def _step(self, now_s: float, dt: float) -> None:
         n_r, n_g = self._flow.responding(), self._flow.judging()

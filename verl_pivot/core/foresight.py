@@ -12,9 +12,10 @@ from verl_pivot.core.snapshot import INFERENCE_ROLES, LeaseState, Role, Snapshot
 from verl_pivot.core.training_flow import TrainModel
 
 HORIZON = 0.7
-"""Of the time that all known work would take if slots were never idle, how far to look where there is always a next
-step; but at least until the longest sequence could have ended. A shorter look feeds training from what rollout needs
-next, and does not see where everybody will wait for the last response of a step."""
+"""Of the time that all known work would take if slots were never idle, or that training on it takes if that is longer,
+how far to look where there is always a next step; but at least until the longest sequence could have ended. A shorter
+look feeds training from what rollout needs next, and does not see where everybody will wait for the last response of a
+step."""
 _CONTEXT_TOKENS = 1000.0
 """Of a sequence, while none runs that shows it."""
 _BATCH_LIMIT = 256.0
@@ -83,7 +84,8 @@ def horizon_s(snapshot: Snapshot, roles: Mapping[Role, RoleModel], train: TrainM
     updates_s = (train.groups.groups + train.groups_ready) / train.groups_needed * train.update_s
     tails_s = sum(model.tail_s for model in roles.values())
     if snapshot.staleness:
-        return max(least_s, tails_s, HORIZON * (busy_s + updates_s * train.slots) / max(1, slot_count(snapshot)))
+        even_s = (busy_s + updates_s * train.slots) / max(1, slot_count(snapshot))
+        return max(least_s, tails_s, HORIZON * max(even_s, updates_s))
     serving = sum(slot.effective_role in INFERENCE_ROLES for slot in snapshot.slots)
     return least_s / 2 + 1.5 * busy_s / max(1, serving) + tails_s + updates_s
 

@@ -1,6 +1,6 @@
 """The planner that looks ahead: it plays the coming minutes through under many allocations and takes the best.
 
-What counts is when all known work is done (staleness 0), or how much useful work gets done within the horizon (more
+What counts is when all known work is done (staleness 0), or how much useful work is done late in the horizon (more
 staleness: there is always a next step). Shifts pay for their dead time and for the prefill of what they cut off inside
 the projection; what is left must beat a margin.
 """
@@ -26,6 +26,12 @@ from verl_pivot.core.snapshot import INFERENCE_ROLES, Role, SlotStatus, Snapshot
 
 STEPS = 36
 """Time steps of a projection, the first ones shorter than the last."""
+LATE = 0.5
+"""Of the horizon, the part in which work is looked at, as it stands there on average. By chance an update, or the last
+response that one waits for, ends shortly before the end of the horizon or after it."""
+PATIENCE = 0.35
+"""Of the horizon, for which a projection counts on no later plan. What a later plan might as well do is put off, and
+put off again by that one."""
 CAUTION = 0.5
 """Of what its moves cost: by how much an option must be better than none, since projections err."""
 CAUTION_SHARE = {True: 0.02, False: 0.06}
@@ -47,7 +53,7 @@ class _Outcome:
     """What was projected for a list of options; the first is the present allocation."""
 
     value: Vector
-    """When all work is done (s), or the useful slot-seconds within the horizon [options]."""
+    """When all work is done (s), or the useful slot-seconds late in the horizon [options]."""
     gains: Vector
     """Slot-seconds over the present allocation [options]."""
     horizon_s: float
@@ -58,7 +64,7 @@ class _Outcome:
     def words(self, option: int) -> str:
         if self.is_step:
             return f"all work done in {self.value[option]:.0f} s"
-        return f"{self.value[option] / (self.horizon_s * self.slots):.0%} of slot-time of use"
+        return f"{self.value[option] / ((1 - LATE / 2) * self.horizon_s * self.slots):.0%} of slot-time of use"
 
     def share_s(self, share: float) -> float:
         """A share of all slot-time up to the horizon."""
@@ -174,9 +180,9 @@ class LookaheadPlanner:
         train = train_model(snapshot)
         look_s = horizon_s(snapshot, roles, train, self.settings.window_s)
         shift_s = snapshot.shift_costs.seconds(Role.ROLLOUT, Role.GENRM)
-        patience_s = self.settings.cooldown_s + shift_s
+        patience_s = max(self.settings.cooldown_s + shift_s, PATIENCE * look_s)
         steps_s = np.linspace(0.4, 1.6, STEPS) * look_s / STEPS
-        projection = Fluid(roles, train, candidates_of(snapshot, options), patience_s, shift_s).project(steps_s)
+        projection = Fluid(roles, train, candidates_of(snapshot, options), patience_s, shift_s).project(steps_s, LATE)
         slots = slot_count(snapshot)
         # Whether training lends its slots again is decided later: the better of the two counts.
         if snapshot.staleness:
