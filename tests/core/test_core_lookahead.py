@@ -199,6 +199,22 @@ def test_moving_must_pay_for_what_it_cuts_off() -> None:
     assert cheap.shifts and dear.is_empty
 
 
+@pytest.mark.parametrize("ready", [6, 8, 12])
+def test_an_idle_slot_goes_now_although_a_later_plan_could_send_it(ready: int) -> None:
+    """Training has batches for minutes, and after them waits for a step whose responses all run on one slot. Any plan
+    until then could send the idle judge, so one that counts on later plans sees no reason to; nor does one that looks
+    at the end of its horizon alone, where by chance an update ends just in time or not."""
+    slots = fleet({ROLLOUT: 1, GENRM: 2, TRAIN: 5}, {ROLLOUT: 60})
+    slots = [slot if slot.role is TRAIN else replace(slot, can_host=INFERENCE) for slot in slots]
+    groups = GroupBacklog(np.full(8, 4000.0), np.full(8, 300.0), np.ones(8, dtype=bool))
+    train = TrainView(
+        LeaseState.HELD, ready, 2, groups_open=8, update_s=50.0, busy_s=50.0, batches_per_step=4, new_prompts=60
+    )
+    now = view(slots, backlog(60, 4000.0), backlog(0, 0.0), train=train, groups=groups)
+    plan = LookaheadPlanner(SETTINGS).plan(now)
+    assert [(shift.source, shift.target) for shift in plan.shifts] == [(GENRM, ROLLOUT)], plan.reason
+
+
 def test_requests_that_begin_again_pay_for_what_they_had_generated() -> None:
     judge = slot(0, GENRM, 10)  # 100 tokens in each, ten a second for each
     judge = replace(judge, load=replace(judge.load, context_tokens=3000))

@@ -153,6 +153,17 @@ def test_a_torn_line_does_not_swallow_what_the_next_process_writes(tmp_path):
     assert [e["kind"] for e in read_events(tmp_path)] == ["run_start", "lease"]
 
 
+@pytest.mark.parametrize("lines", [2, 3])
+def test_a_copy_of_a_log_counts_once(tmp_path, caplog, lines):
+    with EventLog(tmp_path / "events.jsonl") as log:
+        for number in range(3):
+            log.emit("note", text=str(number))
+    written = (tmp_path / "events.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "a copy.jsonl").write_text("".join(written[:lines]))
+    assert [event["text"] for event in read_events(tmp_path)] == ["0", "1", "2"]
+    assert "repeats" in caplog.text
+
+
 def test_the_newest_run_of_a_directory_is_read_unless_another_is_asked_for(tmp_path):
     for t0, run_id in ((1e9, "old"), (2e9, "new")):
         for name in ("events.jsonl", "trainer.jsonl"):

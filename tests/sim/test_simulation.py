@@ -15,6 +15,7 @@ from verl_pivot.observe.report import build_report
 from verl_pivot.sim.deployments import Deployment, Split, lay_out
 from verl_pivot.sim.record import Recorder
 from verl_pivot.sim.result import measure, run, simulate
+from verl_pivot.sim.scenario import SimCosts
 from verl_pivot.sim.simulation import Failure, Simulation, SimulationStuck, Warped
 from verl_pivot.sim.workload import LengthSpec
 
@@ -81,6 +82,19 @@ def test_a_run_without_judges_says_what_it_waits_for() -> None:
     failures = tuple(Failure(5.0, slot_id) for slot_id in range(5, 8))
     with pytest.raises(SimulationStuck, match=r"wait for genrm.*training \(free\) has \d+ of 4 groups"):
         run(scenario(), Deployment.DISAGGREGATED, SPLIT, steps=2, failures=failures)
+
+
+def test_a_trainer_whose_last_slot_dies_in_mid_update_is_named() -> None:
+    last = run(scenario(), Deployment.HARMONIC, SPLIT, steps=1)
+    start_s, end_s = next((start, end) for name, start, end in last.trainer.spans if name == "update")
+    failures = tuple(Failure((start_s + end_s) / 2, slot_id) for slot_id in range(SPLIT.train))
+    with pytest.raises(SimulationStuck, match=r"step \d of 3 never ends: .*training \(held\)"):
+        run(scenario(), Deployment.HARMONIC, SPLIT, steps=3, failures=failures)
+
+
+def test_shifts_of_more_than_an_hour_are_waited_for() -> None:
+    slow = replace(scenario(), costs=SimCosts(to_train_s=5000.0, from_train_s=5000.0))
+    assert len(run(slow, Deployment.ENABLE_SWITCH, SPLIT, steps=1).trainer.steps) == 1
 
 
 @pytest.mark.parametrize("warped", [Warped(3, 1, 1), Warped(1, 3, 1), Warped(1, 1, 3), Warped(1 / 3, 1 / 3, 1 / 3)])

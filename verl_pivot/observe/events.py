@@ -101,13 +101,13 @@ def read_events(run_dir: str | Path, run: int = 0) -> list[Event]:
     Args:
         run: 1 for the oldest run of that folder, 2 for the next; 0 for the newest.
 
-    Lines cut short by a crash and events that lack a field are left out with a warning. Raises FileNotFoundError when
+    Lines cut short by a crash, events that lack a field and copies of a log are left out with a warning. Raises FileNotFoundError when
     the directory has no event log, ValueError when it has no such run.
     """
     files = sorted(Path(run_dir).glob("*.jsonl"))
     if not files:
         raise FileNotFoundError(f"{run_dir} has no event log (*.jsonl); give the directory of a run")
-    segments = [segment for path in files for segment in _read_segments(path)]
+    segments = _without_copies([segment for path in files for segment in _read_segments(path)])
     begun = [s.t0_unix_s for s in segments if any(e["kind"] == "run_start" for e in s.events)]
     known = sorted({t for t in begun if t is not None})
     if not 0 <= run <= max(1, len(known)):
@@ -156,6 +156,19 @@ def _read_segments(path: Path) -> list[_Segment]:
             segments[-1].events.append(event)
     # A file whose very first line was lost and that was used again: its headless part is of an older run.
     return [s for s in segments if s.t0_unix_s is not None or len(segments) == 1]
+
+
+def _without_copies(segments: list[_Segment]) -> list[_Segment]:
+    """A log that somebody copied within the folder, perhaps while it was written, counts once."""
+    kept: list[_Segment] = []
+    for segment in sorted(segments, key=lambda segment: -len(segment.events)):
+        begin = len(segment.events)
+        of = next((s for s in kept if s.t0_unix_s is not None and s.events[:begin] == segment.events), None)
+        if of is None:
+            kept.append(segment)
+        else:
+            logger.warning("%s repeats %s and was left out", segment.path, of.path)
+    return kept
 
 
 def _parse(line: str, path: Path, number: int) -> dict[str, Any] | None:

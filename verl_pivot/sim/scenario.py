@@ -40,6 +40,12 @@ class SimCosts:
             if not math.isfinite(value) or value < 0:
                 raise ValueError(f"costs.{name} is {value}: it must be a number, 0 or more")
 
+    @property
+    def longest_s(self) -> float:
+        """The longest of all."""
+        values = [value for value in vars(self).values() if isinstance(value, float | int)]
+        return max(*values, *self.measured_shift_s.values())
+
     def shift_s(self, source: Role, target: Role) -> float:
         if (source, target) in self.measured_shift_s:
             return self.measured_shift_s[source, target]

@@ -217,10 +217,10 @@ class Simulation:
         self._poke()
 
     def _watch(self) -> Generator[Any, Any, None]:
-        """Ends when nothing has moved for an hour of virtual time."""
+        """Ends when nothing has moved for an hour of virtual time, or twice what takes longest."""
         seen: tuple[Any, ...] = ()
         while True:
-            yield self.env.timeout(3600)
+            yield self.env.timeout(max(3600.0, 2 * self.scenario.costs.longest_s))
             state = (
                 len(self.trainer.spans),
                 len(self.slots.shifts),

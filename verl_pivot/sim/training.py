@@ -125,7 +125,7 @@ class SimTrainer:
                 if self.lease is LeaseState.FREE:
                     self.lease, self._wanted_since_s = LeaseState.WANTED, env.now
                     self._poke()
-                while self.lease is not LeaseState.HELD:
+                while self.lease is not LeaseState.HELD or not self._slots():
                     yield self._wait()
                 batch = self._take()
                 yield from self._spend("update", self._scenario.update_s(sum(g.tokens for g in batch), self._slots()))
