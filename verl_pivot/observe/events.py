@@ -101,8 +101,8 @@ def read_events(run_dir: str | Path, run: int = 0) -> list[Event]:
     Args:
         run: 1 for the oldest run of that folder, 2 for the next; 0 for the newest.
 
-    Lines cut short by a crash, events that lack a field and copies of a log are left out with a warning. Raises FileNotFoundError when
-    the directory has no event log, ValueError when it has no such run.
+    Lines cut short by a crash, events that lack a field and copies of a log are left out with a warning. Raises
+    FileNotFoundError when the directory has no event log, ValueError when it has no such run.
     """
     files = sorted(Path(run_dir).glob("*.jsonl"))
     if not files:
